@@ -1,0 +1,82 @@
+# Everything a fresh clone needs; 'make' alone lists it. Nothing here asks for root or installs a system package.
+#
+# One environment for each framework, because they ask for different builds of the same CUDA libraries, and a small one
+# without a framework for main.py. requirements/install.sh makes them.
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check envs driver-env jax-env pytorch-env test-env lock golden clean tools
+
+# Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
+PYTHON ?=
+
+# Empty: what the environment was made for before, else what suits the NVIDIA driver of this machine. On a login node
+# without a GPU name what the compute nodes need.
+JAX ?= $(or $(call made_for,jax),$(if $(driver),$(cuda),cpu))
+PYTORCH ?= $(or $(call made_for,pytorch),$(if $(driver),$(cuda),cuda13))
+
+made_for = $(patsubst .venv/$(1)/.stamp-$(1)-%,%,$(wildcard .venv/$(1)/.stamp-$(1)-*))
+driver = $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9][0-9]*\)\..*/\1/p;q')
+cuda = $(shell test $(driver) -ge 580 && echo cuda13 || echo cuda12)# CUDA 13 needs driver 580
+
+unexport PYTHONSAFEPATH# main.py imports its neighbour duel/ by name
+install = @PYTHON='$(PYTHON)' sh requirements/install.sh
+python = .venv/driver/bin/python
+
+help: ## this list
+	@echo "Duel compares JAX with PyTorch. 'make run' is the way to begin."
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo "Variables, as in 'make envs JAX=cuda12':"
+	@echo "  JAX=cpu|cuda13|cuda12|tpu   PYTORCH=cuda13|cuda12   what to install; else what suits this machine"
+	@echo "                              (PyTorch's cuda13 is its ordinary build, for machines without a GPU too)"
+	@echo "  PYTHON=python3              3.11 or later, what environments are made with"
+
+run: tools driver-env envs ## install what is missing, then ResNet-50 in both frameworks and the table
+	@$(python) main.py --benchmark resnet50 --use_case 1 --wait
+
+test: tools test-env envs ## all tests
+	@$(python) -m pytest
+
+check: test-env ## ruff, mypy and the import contracts
+	@$(python) -m ruff check
+	@$(python) -m ruff format --check
+	@$(python) -m mypy
+	@$(python) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+envs: jax-env pytorch-env ## both frameworks' environments
+
+driver-env: ## the environment of main.py
+	$(install) driver driver 'what main.py needs (0.4 GB)'
+
+jax-env: ## JAX's environment
+	$(install) jax jax-$(JAX) 'JAX for $(JAX) ($(if $(filter cuda%,$(JAX)),4,0.9) GB)'
+
+pytorch-env: ## PyTorch's environment
+	$(install) pytorch pytorch-$(PYTORCH) 'PyTorch for $(PYTORCH) (5.5 GB, some minutes)'
+
+test-env: driver-env ## adds the tools of 'make test' and 'make check' to main.py's environment
+	$(install) --onto driver test 'the tools for tests and checks (0.2 GB)'
+
+# driver first: test is held to its versions.
+LOCKS = driver test jax-cpu jax-cuda13 jax-cuda12 jax-tpu pytorch-cuda13 pytorch-cuda12 uv
+lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versions)
+	$(install) uv uv 'uv, which writes the lock files (0.1 GB)'
+	@cd requirements && for lock in $(LOCKS); do \
+	    echo "requirements/$$lock.txt"; \
+	    if [ $$lock = test ]; then constraint='--constraint driver.txt'; else constraint=; fi; \
+	    ../.venv/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	        --only-binary :all: $(if $(UPGRADE),--upgrade) $$constraint $$lock.in --output-file $$lock.txt || exit 1; \
+	done
+
+golden: test-env ## rewrite tests/golden from the code
+	@$(python) tests/golden/regenerate.py
+
+clean: ## remove the environments and caches; results stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find duel jax pytorch tests -name __pycache__ -prune -exec rm -rf {} +
+
+tools:
+	@command -v git >/dev/null || { echo "git is missing: every result names its commit. Install git." >&2; exit 1; }
+	@command -v bash >/dev/null || { echo "bash is missing: the scripts are for it. Install bash." >&2; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+	    echo "A C++ compiler (c++, g++ or clang++) is missing: PyTorch compiles with it." >&2; \
+	    echo "Install one (Debian: g++, macOS: xcode-select --install), or on a cluster load its module." >&2; exit 1; }

@@ -1,0 +1,116 @@
+"""The lock files: hashed, free of hosts, and with the versions that each Python and each device needs."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+FOLDER = ROOT / "requirements"
+LOCKS = sorted(FOLDER.glob("*.txt"))
+PYTHONS = ("3.11", "3.12", "3.13")
+LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix"}
+HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+
+
+def entries(lock: Path) -> list[tuple[Requirement, list[str]]]:
+    """Each requirement with its hashes."""
+    text = re.sub(r"^\s*#.*\n", "", lock.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    found = []
+    for line in text.splitlines():
+        requirement, *hashes = line.split(" --hash=")
+        found.append((Requirement(requirement.strip()), [f"--hash={text.strip()}" for text in hashes]))
+    return found
+
+
+def versions(lock: str, python: str) -> dict[str, Version]:
+    """What pip would install on 64-bit Linux."""
+    environment = LINUX | {"python_version": python, "python_full_version": f"{python}.0"}
+    chosen: dict[str, Version] = {}
+    for requirement, _ in entries(FOLDER / f"{lock}.txt"):
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            assert requirement.name not in chosen, f"{lock}, Python {python}: {requirement.name} twice"
+            chosen[requirement.name] = Version(str(requirement.specifier).removeprefix("=="))
+    return chosen
+
+
+def test_every_lock_has_its_source_and_the_makefile_writes_it() -> None:
+    (listed,) = re.findall(r"^LOCKS = (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert sorted(listed.split()) == [lock.stem for lock in LOCKS]
+    for lock in LOCKS:
+        assert lock.with_suffix(".in").exists()
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_a_lock_pins_and_hashes_everything_and_names_no_host(lock: Path) -> None:
+    assert entries(lock)
+    for requirement, hashes in entries(lock):
+        assert re.fullmatch(r"==[^*,]+", str(requirement.specifier)), requirement
+        assert hashes, requirement
+        assert all(HASH.fullmatch(text) for text in hashes), requirement
+        assert requirement.url is None
+    for line in lock.read_text().splitlines():
+        assert not re.search(r"://|^\s*--(?!hash)|find-links|index", line), line
+        assert not re.search(r"\s/|\.\./", line), f"a path: {line}"
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_a_lock_holds_what_its_source_asks_for(lock: Path) -> None:
+    wanted: list[Requirement] = []
+    sources = [lock.with_suffix(".in")]
+    for source in sources:  # grows with each '-r'
+        for line in source.read_text().split("\n"):
+            if line.startswith("-r "):
+                sources.append(FOLDER / line.removeprefix("-r "))
+            elif line:
+                wanted.append(Requirement(line))
+    for python in PYTHONS:
+        locked = versions(lock.stem, python)
+        for requirement in wanted:
+            if requirement.marker is None or requirement.marker.evaluate(LINUX | {"python_version": python}):
+                name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+                assert locked[name] in requirement.specifier, f"{lock.stem}, Python {python}: {requirement}"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_gpus_get_a_jax_without_the_scatter_regression(python: str) -> None:
+    for lock in ("jax-cuda12", "jax-cuda13"):
+        jax = versions(lock, python)["jax"]
+        # JAX 0.11 and later need Python 3.12; 0.10.2 to 0.11.0 have a regression of scatters on GPUs.
+        assert jax == Version("0.10.1") if python == "3.11" else jax >= Version("0.11.1")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_each_build_of_pytorch_has_its_cuda(python: str) -> None:
+    # 2.10 is the last one of the default package index for CUDA 12
+    assert versions("pytorch-cuda12", python)["torch"] == Version("2.10.0")
+    assert any(name.endswith("-cu12") for name in versions("pytorch-cuda12", python))
+    assert versions("pytorch-cuda13", python)["torch"] >= Version("2.11")
+    assert any(name.endswith("-cu13") for name in versions("pytorch-cuda13", python))
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_tests_run_with_the_drivers_versions(python: str) -> None:
+    driver, test = versions("driver", python), versions("test", python)
+    assert driver == {name: test[name] for name in driver}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_both_frameworks_make_their_data_with_the_same_numpy(python: str) -> None:
+    found = {lock.stem: versions(lock.stem, python) for lock in LOCKS if lock.stem.startswith(("jax", "pytorch"))}
+    for package in ("numpy", "scikit-learn", "wandb", "nvidia-ml-py"):
+        assert len({locked[package] for locked in found.values()}) == 1, package
+
+
+def dry_run(**variables: str) -> str:
+    """What 'make envs' would do."""
+    command = ["make", "-n", "envs", *(f"{name}={value}" for name, value in variables.items())]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_build_can_be_chosen() -> None:
+    assert "jax jax-tpu " in dry_run(JAX="tpu")
+    assert "pytorch pytorch-cuda12 " in dry_run(PYTORCH="cuda12")
