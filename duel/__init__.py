@@ -1,0 +1,1 @@
+"""Duel compares JAX with PyTorch on a Slurm cluster: the framework-neutral part."""

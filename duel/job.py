@@ -1,0 +1,71 @@
+"""What one script runs: its names, run.py's options and the planned rows. The driver renders it, the job obeys it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRESETS
+from duel.record import Row
+from duel.results import RUN_ID, stamp
+
+SEED = 0
+MODE = "default"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """One framework's script. ``device`` is None where the job is to find the best one itself."""
+
+    framework: str
+    benchmark: str
+    use_case: int
+    preset: str
+    precision: str
+    device: str | None
+    target: str
+
+    def __post_init__(self) -> None:
+        assert self.framework in FRAMEWORKS
+
+    @property
+    def stem(self) -> str:
+        """The script's name without '.sh': the plain one for the defaults, with a suffix for each variant."""
+        variants = [self.precision] if self.precision != "fp32" else []
+        variants += [self.preset] if self.preset != "standard" else []
+        variants += [self.device] if self.device else []
+        return "_".join([self.framework, self.benchmark, str(self.use_case), *variants])
+
+    def run_id(self, pair_stamp: str | None = None) -> str:
+        """A new run's id; both sides of a pair get one ``pair_stamp``: their ids differ in the framework only."""
+        run_id = f"{self.stem}-{pair_stamp or stamp()}"
+        assert RUN_ID.fullmatch(run_id), run_id
+        return run_id
+
+    @property
+    def options(self) -> list[str]:
+        """What run.py is called with."""
+        options = ["--benchmark", self.benchmark, "--use_case", str(self.use_case), "--preset", self.preset]
+        options += ["--precision", self.precision, "--target", self.target]
+        return [*options, "--device", self.device] if self.device else options
+
+    def rows(self) -> list[Row]:
+        """The planned rows: one for each repeat. What only the job can know is left open."""
+        preset = PRESETS[self.preset]
+        benchmark = BENCHMARKS[self.benchmark]
+        row = Row(
+            framework=self.framework,
+            benchmark=self.benchmark,
+            use_case=self.use_case,
+            target=self.target,
+            preset=self.preset,
+            precision=self.precision,
+            mode=MODE,
+            size=preset.size,
+            seed=SEED,
+            attempt=1,
+            throughput_unit=benchmark.unit,
+            missing={"accuracy": "no held-out data: the samples are synthetic"}
+            if benchmark.dataset == "synthetic"
+            else {},
+        )
+        return [row.replace(repeat=repeat) for repeat in range(preset.repeats)]

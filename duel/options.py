@@ -1,0 +1,60 @@
+"""The options that main.py and run.py share: what is measured, checked against the catalogue.
+
+Kept apart from what obeys them, so that a wrong option is answered at once.
+"""
+
+import argparse
+import re
+from pathlib import Path
+
+from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, PRESETS, USE_CASES
+
+
+def benchmark_name(text: str) -> str:
+    """A benchmark of the catalogue. Raises argparse's error with the valid names otherwise."""
+    return _one_of("benchmark", text, tuple(BENCHMARKS))
+
+
+def use_case_number(text: str) -> int:
+    """A use case by number or name."""
+    names = {str(u.number): u.number for u in USE_CASES.values()} | {u.name: u.number for u in USE_CASES.values()}
+    return names[_one_of("use case", text, tuple(names))]
+
+
+def target_name(text: str) -> str:
+    """A name that is safe in a file name, a directive and a shell word."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no target's name: letters, digits, '.', '_' and '-' are valid")
+    return text
+
+
+def folder_name(text: str) -> Path:
+    """A folder in one printable line."""
+    if not text or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder's name: one line of printable characters is valid")
+    return Path(text)
+
+
+def _one_of(what: str, text: str, valid: tuple[str, ...]) -> str:
+    if text not in valid:
+        raise argparse.ArgumentTypeError(f"unknown {what} {text!r}; valid: {', '.join(valid)}")
+    return text
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say what is measured, the same for main.py and run.py."""
+
+    def option(name: str, valid: tuple[str, ...], default: str | None, text: str) -> None:
+        words = f"{text} ({', '.join(valid)}; default: {default or 'the best the job finds'})"
+        parser.add_argument(
+            name, type=lambda given: _one_of(name, given, valid), default=default, metavar="NAME", help=words
+        )
+
+    parser.add_argument(
+        "--benchmark", type=benchmark_name, metavar="NAME", help=f"what to run ({', '.join(BENCHMARKS)})"
+    )
+    cases = ", ".join(f"{u.number} {u.name}" for u in USE_CASES.values())
+    parser.add_argument("--use_case", type=use_case_number, metavar="N", help=f"how to run it ({cases})")
+    option("--preset", tuple(PRESETS), "standard", "how long and how often to measure")
+    option("--precision", tuple(PRECISIONS), "fp32", "precision policy of both sides")
+    option("--device", DEVICE_KINDS, None, "kind of device")

@@ -1,0 +1,160 @@
+"""The result record: one row per measured point, its columns with their units, and the words a status may have.
+
+``results.csv`` has exactly the columns of ``Row``, in this order. A column without a value is empty in the CSV and has
+its reason in the column ``missing``; it is never zero.
+"""
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+QUEUED, RUNNING = "queued", "running"
+FINISHED, FAILED, CANCELLED, LOST, SKIPPED = "finished", "failed", "cancelled", "lost", "skipped"
+STATUSES = (QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, LOST, SKIPPED)
+TERMINAL = frozenset((FINISHED, FAILED, CANCELLED, LOST, SKIPPED))
+
+# Two rows are repeats of each other exactly when all of these are equal, and a pair when all but the framework are.
+CELL = (
+    "benchmark",
+    "use_case",
+    "framework",
+    "target",
+    "device_kind",
+    "device_count",
+    "size",
+    "precision",
+    "mode",
+    "batch_size",
+)
+
+NOT_YET = "not reached"
+
+
+def column(meaning: str, unit: str = "") -> Any:
+    """A field of ``Row``: empty until known; ``unit`` is empty for text and counts."""
+    return field(default=None, metadata={"meaning": meaning, "unit": unit})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured point: one fresh process, one line of results.csv."""
+
+    run_id: str | None = column("one execution of one script; the folder results/runs/<run_id>")
+    row: int | None = column("number of the row within its run, from 0")
+    cell: str | None = column("hash of what is measured; equal cells are repeats of each other")
+    pair: str | None = column("the same hash without the framework; equal pairs may be set side by side")
+    attempt: int | None = column("which attempt at this job this is, from 1")
+    user: str | None = column("login name that started the run")
+    framework: str | None = column("jax or pytorch")
+    framework_version: str | None = column("version of the framework in the measured process")
+    python_version: str | None = column("version of Python in the measured process")
+    benchmark: str | None = column("name in the catalogue")
+    use_case: int | None = column("number in the catalogue")
+    target: str | None = column("entry of cluster.yaml")
+    host: str | None = column("machine that ran the row")
+    device_name: str | None = column("as the device calls itself")
+    device_kind: str | None = column("cpu, gpu, tpu or mps; found by the job, never typed")
+    device_count: int | None = column("devices the row computed on")
+    driver: str | None = column("version of the accelerator's driver")
+    mode: str | None = column("named set of switches")
+    execution: str | None = column("how the framework ran the step: jit or eager")
+    precision: str | None = column("precision policy")
+    preset: str | None = column("measurement protocol")
+    size: str | None = column("size of the benchmark")
+    batch_size: int | None = column("samples per step over all devices", "samples")
+    repeat: int | None = column("which repeat of its cell within the run, from 0")
+    dataset: str | None = column("where the samples came from; 'synthetic' is N(0,1) noise")
+    seed: int | None = column("of weights and data")
+    parameters: int | None = column("trainable parameters of the model")
+    weights_sha256: str | None = column("of the initial weights")
+    data_sha256: str | None = column("of all samples, in order")
+    status: str | None = column("one of: " + ", ".join(STATUSES))
+    cause: str | None = column("why it is not finished, in words")
+    iterations: int | None = column("timed steps", "steps")
+    blocks: int | None = column("timed blocks: the n of the step-time statistics")
+    steps_per_block: int | None = column("steps between two synchronisations", "steps")
+    step_seconds_mean: float | None = column("mean over blocks of the block's time per step", "s")
+    step_seconds_std: float | None = column("standard deviation over blocks (n - 1)", "s")
+    step_seconds_p50: float | None = column("median over blocks", "s")
+    step_seconds_p95: float | None = column("95th percentile over blocks", "s")
+    throughput: float | None = column("batch size / median step time; unit in throughput_unit")
+    throughput_unit: str | None = column("unit of throughput")
+    compile_seconds: float | None = column("ahead-of-time trace, lower and compile of the step, caches as found", "s")
+    first_step_seconds: float | None = column("the first synchronised step, after compile_seconds if there is one", "s")
+    peak_memory_bytes: int | None = column("peak memory of the measured process; kind in peak_memory_kind", "B")
+    peak_memory_kind: str | None = column("what peak_memory_bytes counts")
+    loss_first: float | None = column("training loss of step 1")
+    loss_last: float | None = column("training loss of step loss_steps")
+    loss_steps: int | None = column("the opening steps that both sides take alike", "steps")
+    accuracy: float | None = column("held-out accuracy after loss_steps steps", "share of 1")
+    started: str | None = column("start of the row's process", "UTC, ISO 8601")
+    ended: str | None = column("end of the row's process", "UTC, ISO 8601")
+    git_sha: str | None = column("commit of the code that ran")
+    git_dirty: bool | None = column("whether tracked files differed from that commit")
+    slurm_job_id: str | None = column("the Slurm job, if there was one")
+    missing: dict[str, str] = field(default_factory=dict, metadata={"meaning": "why a column is empty", "unit": "JSON"})
+
+    def replace(self, **changes: Any) -> "Row":
+        """A copy with ``changes``; a column that gets a value loses its reason in ``missing``."""
+        reasons = self.missing | changes.pop("missing", {})
+        reasons = {name: why for name, why in reasons.items() if changes.get(name) is None}
+        return dataclasses.replace(self, **changes, missing=reasons)
+
+    def with_cell(self) -> "Row":
+        """A copy whose ``cell`` and ``pair`` are computed from the fields of ``CELL``, which must all be known."""
+        values = {name: getattr(self, name) for name in CELL}
+        unknown = [name for name, value in values.items() if value is None]
+        assert not unknown, f"a cell needs {unknown}"
+        pair = {name: value for name, value in values.items() if name != "framework"}
+        return self.replace(cell=digest(values), pair=digest(pair))
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Column name to value, in the order of ``COLUMNS``."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Row":
+        """Raises ValueError where ``text`` is not a row (a newer column is not an error: it is left out)."""
+        values = json.loads(text)
+        if not isinstance(values, dict) or "run_id" not in values:
+            raise ValueError("not a row: a JSON object with a run_id was expected")
+        return cls(**{name: value for name, value in values.items() if name in COLUMNS})
+
+    def to_csv(self) -> list[str]:
+        """One text per column. Every empty column has a reason, if only that the row did not reach it."""
+        values = self.to_dict()
+        reasons = {name: self.missing.get(name, NOT_YET) for name in COLUMNS[:-1] if values[name] is None}
+        if self.status == FINISHED:
+            reasons.pop("cause", None)  # a finished row needs none
+        values["missing"] = json.dumps(reasons)
+        return ["" if value is None else str(value) for value in values.values()]
+
+    @classmethod
+    def from_csv(cls, texts: dict[str, str]) -> "Row":
+        """The row that ``to_csv`` wrote; ``texts`` maps column names to texts."""
+        values: dict[str, Any] = {name: _parse(name, texts[name]) for name in COLUMNS[:-1] if texts.get(name)}
+        return cls(**values, missing=json.loads(texts.get("missing") or "{}"))
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+_TYPES: dict[str, type] = {
+    name: next(a for a in typing.get_args(hint) if a is not types.NoneType)
+    for name, hint in typing.get_type_hints(Row).items()
+    if name != "missing"
+}
+
+
+def _parse(name: str, text: str) -> Any:
+    return text == "True" if _TYPES[name] is bool else _TYPES[name](text)
+
+
+def digest(values: dict[str, Any]) -> str:
+    """12 hex digits that are equal exactly when ``values`` are."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

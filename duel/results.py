@@ -1,0 +1,280 @@
+"""The results folder: who writes which file, and how the state of a run is told from them.
+
+    results/results.csv            derived from the row files; any process may rebuild it, readers see it whole
+    results/runs/<run_id>/
+        script.sh                  the text that was started
+        status.json                what the run is doing; rewritten whole, by one owner at a time
+        metrics.jsonl              one line per event, each by one write
+        rows/<number>.json         one per measured point
+        environment.json           packages, device, git, variables
+        log.txt                    what the job printed
+        launcher.txt               what the script printed before and around it
+        wandb/                     Weights & Biases' own files
+
+Files are replaced atomically in their own folder, so a kill at any instant leaves the old or the new text.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; there the locks below do not lock
+    fcntl = None  # type: ignore[assignment]
+
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+HEARTBEAT_SECONDS = 5.0
+LOST_AFTER_SECONDS = 120.0
+
+
+def utc(seconds: float | None = None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def stamp() -> str:
+    """What makes a run id unique: UTC time and 4 hex digits."""
+    return f"{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{os.urandom(2).hex()}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``, whole and durable, or leave it as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool) -> Iterator[bool]:
+    """Hold the lock file ``path``; yields whether it is held (always, with ``wait``). The kernel frees it at death."""
+    with open(path, "a") as file:
+        held = True
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                held = False
+        yield held
+
+
+def process_started(pid: int) -> str | None:
+    """When process ``pid`` of this machine started, in a form to compare; None if it is not there (or a zombie).
+
+    A bare pid is not enough: the kernel uses numbers again.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    try:  # no /proc: macOS
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return "alive"
+
+
+def this_process() -> dict[str, Any]:
+    """Who owns a status: enough to ask later whether it still lives."""
+    return {"host": os.uname().nodename, "pid": os.getpid(), "started": process_started(os.getpid())}
+
+
+def _alive(owner: dict[str, Any], age: float) -> bool:
+    if "slurm_job_name" in owner:
+        return True  # waiting in Slurm's queue: only Slurm can say otherwise
+    if owner.get("host") == os.uname().nodename:
+        return process_started(int(owner["pid"])) == str(owner["started"])
+    return age < LOST_AFTER_SECONDS
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def script(self) -> Path:
+        return self.folder / "script.sh"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / "environment.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.folder / "launcher.txt"
+
+    def create(self, rows: list[Row], **status: Any) -> None:
+        """Make the folder with all its planned rows; a folder that exists already is an error (FileExistsError)."""
+        (self.folder / "rows").mkdir(parents=True)
+        for number, row in enumerate(rows):
+            self.write_row(row.replace(run_id=self.id, row=number, status=QUEUED))
+        self.write_status(state=QUEUED, queued=utc(), **status)
+
+    def write_row(self, row: Row) -> None:
+        write_atomically(self.folder / "rows" / f"{row.row:03d}.json", row.to_json())
+
+    def read_row(self, number: int) -> Row:
+        return Row.from_json((self.folder / "rows" / f"{number:03d}.json").read_text())
+
+    def write_status(self, **fields: Any) -> None:
+        """Merge ``fields`` into status.json. Only the run's owner of the moment calls this."""
+        merged = self.stored_status() | fields | {"updated": time.time()}
+        write_atomically(self.folder / "status.json", json.dumps(merged, indent=1) + "\n")
+
+    def settle(self, **status: Any) -> None:
+        """Write the run's end, and that of each row which has none yet."""
+        self.write_status(ended=utc(), phase="", **status)
+        for row in self.rows():
+            ran = row.started is not None
+            self.write_row(row.replace(ended=row.ended or utc()) if ran else row)
+
+    def stored_status(self) -> dict[str, Any]:
+        """status.json as it is; empty where there is none."""
+        try:
+            stored: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return stored
+
+    def status(self) -> dict[str, Any]:
+        """status.json made true: a state whose owner has died is ``lost``. Adds ``age`` (s) since its last word."""
+        stored = {"run_id": self.id, "state": LOST, "cause": "its folder holds no status"} | self.stored_status()
+        stored["age"] = max(0.0, time.time() - stored.get("updated", 0.0))
+        if stored["state"] in (QUEUED, RUNNING) and not _alive(stored.get("owner", {}), stored["age"]):
+            doing = "started" if stored["state"] == QUEUED else "ended"
+            stored |= {"state": LOST, "cause": f"the process that held it died before the run {doing}"}
+        return stored
+
+    def rows(self) -> list[Row]:
+        """All planned rows, made true: a row that is not at its end although its run is takes the run's state."""
+        status = self.status()
+        rows = []
+        for path in sorted((self.folder / "rows").glob("*.json")):
+            row = Row.from_json(path.read_text())
+            if status["state"] in TERMINAL and row.status not in TERMINAL:
+                state = FAILED if status["state"] in (FINISHED, SKIPPED) else status["state"]
+                row = row.replace(status=state, cause=status.get("cause") or "its run ended without it")
+            rows.append(row)
+        return rows
+
+    def events(self) -> tuple[list[dict[str, Any]], int]:
+        """The lines of metrics.jsonl, and how many could not be read (a kill can tear the last one)."""
+        events, torn = [], 0
+        try:
+            text = self.metrics.read_text()
+        except FileNotFoundError:
+            return [], 0
+        for line in text.splitlines():
+            try:
+                events.append(json.loads(line))
+            except json.JSONDecodeError:
+                torn += 1
+        return events, torn
+
+
+@dataclass(frozen=True)
+class Results:
+    """The whole folder."""
+
+    folder: Path
+
+    @property
+    def csv(self) -> Path:
+        return self.folder / "results.csv"
+
+    @property
+    def device_lock(self) -> Path:
+        """Held by the one run that may measure outside Slurm: two at once would share the cores and void both."""
+        return self.folder / ".measuring.lock"
+
+    def run(self, run_id: str) -> Run:
+        """The folder of ``run_id``. Raises ValueError for what cannot be a run id."""
+        if not RUN_ID.fullmatch(run_id):
+            raise ValueError(
+                f"run id {run_id!r}: 1 to 64 letters, digits, '.', '_' and '-' are valid, no '-' or '.' first"
+            )
+        return Run(self.folder / "runs" / run_id)
+
+    def runs(self) -> list[Run]:
+        """Every run, oldest first."""
+        try:
+            found = [Run(Path(entry.path)) for entry in os.scandir(self.folder / "runs") if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+        return sorted(found, key=lambda run: _by_time(run.id))
+
+    def read_csv(self) -> list[Row]:
+        """Raises ValueError where results.csv is not one of ours."""
+        try:
+            with open(self.csv, newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                header = reader.fieldnames or []
+                if not {"run_id", "row", "missing"} <= set(header):
+                    raise ValueError(f"{self.csv}: not a table of rows; delete it and run 'python main.py collect'")
+                return [Row.from_csv(texts) for texts in reader]
+        except FileNotFoundError:
+            return []
+
+    def merge(self, wait: bool = True) -> list[Row]:
+        """Bring results.csv up to date with the runs' folders and return its rows.
+
+        Runs all of whose rows the CSV already holds at their end are not read again. Without ``wait`` the call does
+        nothing where another process is merging: whoever merges next finds what it left out.
+        """
+        with locked(self.folder / ".results.lock", wait) as held:
+            if not held:
+                return []
+            known: dict[str, list[Row]] = {}
+            for row in self.read_csv():
+                known.setdefault(str(row.run_id), []).append(row)
+            at_end = TERMINAL - {LOST}  # a lost run may yet speak again
+            settled = {run_id for run_id, rows in known.items() if all(row.status in at_end for row in rows)}
+            unsettled = [run for run in self.runs() if run.id not in settled]
+            known |= {run.id: run.rows() for run in unsettled}
+            rows = [row for run_id in sorted(known, key=_by_time) for row in known[run_id]]
+            if unsettled or not self.csv.exists():
+                text = io.StringIO(newline="")
+                writer = csv.writer(text, lineterminator="\n")
+                writer.writerow(COLUMNS)
+                writer.writerows(row.to_csv() for row in rows)
+                write_atomically(self.csv, text.getvalue())
+            return rows
+
+
+def _by_time(run_id: str) -> tuple[str, str]:
+    """Sorts run ids by their stamp, the part behind the first '-'."""
+    return run_id.partition("-")[2], run_id

@@ -1,0 +1,56 @@
+"""Write the golden files anew from the code: ``make golden``. Read the difference before you commit it."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+GOLDEN = Path(__file__).resolve().parent
+ROOT = GOLDEN.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from duel.catalogue import FRAMEWORKS  # noqa: E402 - needs the path above
+from duel.job import Job  # noqa: E402
+from duel.launch import cluster, script  # noqa: E402
+from duel.record import Row  # noqa: E402
+
+COMMANDS = ("", "status", "logs", "cancel", "collect", "doctor")
+
+
+def scripts() -> dict[str, str]:
+    """File name to text: the main job's script for each framework and target of golden/cluster.yaml."""
+    targets = cluster.load(GOLDEN / "cluster.yaml").targets
+    jobs = [
+        Job(framework, "resnet50", 1, "standard", "fp32", None, name) for framework in FRAMEWORKS for name in targets
+    ]
+    return {f"{j.stem}-{j.target}.sh": script.render(j, targets[j.target], Path("/opt/duel")) for j in jobs}
+
+
+def command_line() -> str:
+    """Every --help, 100 columns wide."""
+    words = [[sys.executable, "main.py", *command.split(), "--help"] for command in COMMANDS]
+    environment = os.environ | {"COLUMNS": "100"}
+    texts = [
+        subprocess.run(w, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout for w in words
+    ]
+    return "\n".join(texts)
+
+
+def columns() -> str:
+    """The columns of results.csv as a Markdown table."""
+    fields = [(f.name, f.metadata["unit"] or "-", f.metadata["meaning"]) for f in dataclasses.fields(Row)]
+    return "".join(f"| `{name}` | {unit} | {meaning} |\n" for name, unit, meaning in fields)
+
+
+def main() -> None:
+    for name, text in scripts().items():
+        (GOLDEN / name).write_text(text)
+    (GOLDEN / "help.txt").write_text(command_line())
+    readme = ROOT / "results" / "README.md"
+    head, mark, _ = readme.read_text().partition("|---|---|---|\n")
+    readme.write_text(head + mark + columns())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Records: columns, the derived CSV under many writers, and what is true after a kill."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from golden import regenerate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duel.job import Job
+from duel.record import CELL, COLUMNS, NOT_YET, STATUSES, TERMINAL, Row
+from duel.results import Results, Run, locked, process_started, this_process, write_atomically
+
+JOB = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
+GONE = {"host": this_process()["host"], "pid": 2**22 - 1, "started": "0"}
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def new_run(results: Results, **status: object) -> Run:
+    run = results.run(JOB.run_id())
+    run.create(JOB.rows(), **({"owner": this_process()} | status))
+    return run
+
+
+def test_the_columns_are_pinned() -> None:
+    """The table in results/README.md is the pin; a new column is a line there."""
+    text = (ROOT / "results" / "README.md").read_text()
+    assert text.endswith("|---|---|---|\n" + regenerate.columns())
+    assert all(field.metadata["meaning"] for field in dataclasses.fields(Row))
+
+
+def test_the_cell_is_what_makes_rows_repeats_of_each_other() -> None:
+    values = {name: f"a {name}" for name in CELL}
+    row = Row(**values).with_cell()
+    assert row.cell == Row(**values, repeat=3, seed=1, host="x").with_cell().cell
+    for name in CELL:
+        other = Row(**(values | {name: "other"})).with_cell()
+        assert other.cell != row.cell
+        assert (other.pair == row.pair) == (name == "framework")
+
+
+texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1)
+
+
+@given(
+    cause=st.none() | texts,
+    device_name=st.none() | texts,
+    loss_last=st.none() | st.floats(allow_nan=False),
+    iterations=st.none() | st.integers(),
+    git_dirty=st.none() | st.booleans(),
+    missing=st.dictionaries(st.sampled_from(["accuracy", "driver"]), texts),
+)
+def test_a_row_survives_the_csv(
+    tmp_path_factory: pytest.TempPathFactory, missing: dict[str, str], **values: object
+) -> None:
+    folder = Results(tmp_path_factory.mktemp("results"))
+    run = new_run(folder)
+    row = run.read_row(0).replace(missing=missing, status="failed", **values)
+    run.write_row(row)
+    run.write_status(state="failed")
+    folder.merge()
+    (read,) = folder.read_csv()
+    assert {n: v for n, v in read.to_dict().items() if n != "missing"} == {
+        n: v for n, v in row.to_dict().items() if n != "missing"
+    }
+    empty = {name for name, value in row.to_dict().items() if value is None}
+    assert set(read.missing) == empty, "every empty column has its reason"
+    assert all(read.missing[name] == missing.get(name, NOT_YET) for name in empty)
+
+
+def test_a_run_that_was_never_taken_up_is_lost_and_so_are_its_rows(results: Results) -> None:
+    run = new_run(results, owner=GONE)
+    assert run.status()["state"] == "lost"
+    (row,) = results.merge()
+    assert (row.status, row.cause) == ("lost", "the process that held it died before the run started")
+
+
+def test_a_running_process_that_died_leaves_a_lost_run_that_may_speak_again(results: Results) -> None:
+    run = new_run(results)
+    run.write_status(state="running", owner=GONE)
+    assert results.merge()[0].status == "lost"
+    run.write_row(run.read_row(0).replace(status="finished", loss_last=0.5))
+    run.write_status(state="finished")
+    assert results.merge()[0].status == "finished"
+
+
+def test_the_heartbeat_tells_of_a_run_on_another_machine(results: Results) -> None:
+    run = new_run(results, owner={"host": "elsewhere", "pid": 1, "started": "1"})
+    assert run.status()["state"] == "queued"
+    status = json.loads((run.folder / "status.json").read_text())
+    write_atomically(run.folder / "status.json", json.dumps(status | {"updated": time.time() - 3600}))
+    assert run.status()["state"] == "lost"
+
+
+def test_a_pid_that_was_used_again_is_not_taken_for_the_run(results: Results) -> None:
+    run = new_run(results, owner=this_process() | {"started": "0"})
+    assert run.status()["state"] == "lost"
+    assert process_started(os.getpid()) != "0"
+
+
+def test_a_finished_run_with_an_unfinished_row_is_not_believed(results: Results) -> None:
+    run = new_run(results)
+    run.write_status(state="finished")
+    assert results.merge()[0].status == "failed"
+
+
+def test_what_is_not_a_run_id_never_becomes_a_path(results: Results) -> None:
+    for bad in ("", "../x", ".hidden", "-x", "a/b", "a b", "x" * 65, "a\n"):
+        with pytest.raises(ValueError, match="run id"):
+            results.run(bad)
+
+
+def test_a_foreign_csv_is_refused_not_overwritten(results: Results) -> None:
+    new_run(results)
+    results.csv.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="not a table of rows; delete it"):
+        results.merge()
+    assert results.csv.read_text() == "a,b\n1,2\n"
+
+
+def test_settled_runs_are_not_read_again(results: Results) -> None:
+    run = new_run(results)
+    run.settle(state="cancelled", cause="test")
+    first = results.merge()
+    (run.folder / "rows" / "000.json").unlink()
+    assert (
+        results.merge() == results.read_csv() == [row.replace(missing=results.read_csv()[0].missing) for row in first]
+    )
+
+
+ONE_RUN = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from duel.job import Job
+from duel.results import Results, this_process
+results = Results(Path(sys.argv[2]))
+job = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
+run = results.run(job.run_id("n" + sys.argv[3]))
+run.create(job.rows(), owner=this_process())
+run.write_row(run.read_row(0).replace(status="finished", iterations=int(sys.argv[3])))
+run.write_status(state="finished")
+sys.stdin.readline()  # all end in the same instant
+results.merge(wait=False)
+"""
+
+
+def test_64_runs_that_finish_at_once_lose_no_row(results: Results) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ONE_RUN, str(ROOT), str(results.folder), str(n)], stdin=subprocess.PIPE)
+        for n in range(64)
+    ]
+    deadline = time.monotonic() + 120
+    while len(list(results.folder.glob("runs/*/status.json"))) < 64:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for process in processes:
+        process.communicate(b"\n")
+        assert process.returncode == 0
+    results.read_csv()  # whole, whoever came last
+    rows = results.merge()
+    assert sorted(row.iterations for row in rows if row.iterations is not None) == list(range(64))
+    assert {row.status for row in rows} == {"finished"}
+    assert results.read_csv() == [Row.from_csv(dict(zip(COLUMNS, row.to_csv(), strict=True))) for row in rows]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from duel.job import Job
+from duel.measure.sinks import MetricsWriter
+from duel.results import Results, this_process
+results = Results(Path(sys.argv[2]))
+job = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
+run = results.run(job.run_id("x"))
+run.create(job.rows() * 300, owner=this_process())
+emit = MetricsWriter(run.metrics)
+for number in range(300):
+    run.write_row(run.read_row(number).replace(status="finished", iterations=number))
+    emit("block", row=number)
+    results.merge()
+    print(number, flush=True)  # acknowledged: from here on it may not be lost
+"""
+
+
+def test_sigkill_at_random_instants_loses_no_written_row(results: Results) -> None:
+    chance = random.Random(7)
+    for trial in range(12):
+        folder = Results(results.folder / str(trial))
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(ROOT), str(folder.folder)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(chance.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        acknowledged = [0, *(int(line) for line in process.stdout.read().splitlines() if line.strip())][-1]
+        process.wait()
+        process.stdout.close()
+        (run,) = folder.runs()
+        assert run.status()["state"] == "lost"
+        rows = folder.read_csv()  # whole as it stands, before anybody mends it
+        assert len(rows) == 300
+        merged = {row.row: row for row in folder.merge()}
+        assert all(merged[number].iterations == number for number in range(acknowledged + 1))
+        assert all(row.status == "finished" for number, row in merged.items() if number <= acknowledged)
+        events, torn = run.events()
+        assert [event["row"] for event in events] == list(range(len(events)))
+        assert len(events) >= acknowledged + 1
+        assert torn == 0
+
+
+def test_a_torn_last_line_of_metrics_is_counted_not_fatal(results: Results) -> None:
+    run = new_run(results)
+    run.metrics.write_text('{"event": "block"}\n{"event": "blo')
+    assert run.events() == ([{"event": "block"}], 1)
+
+
+def test_a_failed_write_leaves_the_old_text_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_one_process_holds_a_lock(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock", wait=False) as first, locked(tmp_path / "lock", wait=False) as second:
+        assert (first, second) == (True, False)
+    with locked(tmp_path / "lock", wait=False) as again:
+        assert again
+
+
+def test_the_words_of_a_status() -> None:
+    assert set(STATUSES) == {"queued", "running", "finished", "failed", "cancelled", "lost", "skipped"}
+    assert set(STATUSES) - TERMINAL == {"queued", "running"}
