@@ -1,0 +1,243 @@
+"""Is everything here that is needed, and how to mend what is not. Changes nothing and stays off the network."""
+
+import functools
+import json
+import netrc
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from duel import datasets
+from duel.catalogue import BENCHMARKS, FRAMEWORKS
+from duel.errors import UserError
+from duel.job import ROOT
+from duel.launch import local
+from duel.launch.cluster import Cluster, Target
+from duel.results import Results
+
+PYTHON_NEEDED = (3, 11)
+PROBE_SECONDS = 120
+FREE_BYTES_NEEDED = 10**9
+CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
+
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. ``remedy`` says how to mend what is not ``OK``."""
+
+    level: str
+    what: str
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.level:4}  {self.what}: {self.found}"
+        return f"{line}\n      {self.remedy}" if self.remedy else line
+
+
+def run(cluster: Cluster, results: Results) -> int:
+    """Print what is found, each line as soon as it is known. Returns 1 where something needed is missing, else 0."""
+    counts = {OK: 0, WARN: 0, FAIL: 0}
+    for finding in findings(cluster, results):
+        counts[finding.level] += 1
+        print(finding, flush=True)
+    print(f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} to mend")
+    return 1 if counts[FAIL] else 0
+
+
+def findings(cluster: Cluster, results: Results) -> Iterator[Finding]:
+    """Everything that is checked, in the order of the report."""
+    yield _driver_python()
+    yield _tool("bash", "the scripts are for bash; install it")
+    yield _tool("git", "every result names its commit; install git")
+    yield _tool("make", "it makes the environments; install make (Debian: make, macOS: xcode-select --install)")
+    yield _compiler()
+    for name, target in cluster.targets.items():
+        for framework in FRAMEWORKS:
+            yield from _interpreter(framework, name, target)
+    yield _slurm([name for name, target in cluster.targets.items() if target.scheduler == "slurm"])
+    default = cluster.targets[cluster.default]
+    yield _wandb(default.wandb.mode)
+    for dataset in sorted({benchmark.dataset for benchmark in BENCHMARKS.values()} - {datasets.SYNTHETIC}):
+        yield _data(dataset, default)
+    yield _disk(results.folder)
+
+
+def _driver_python() -> Finding:
+    found = f"{platform.python_version()}, {sys.executable}"
+    if sys.version_info < PYTHON_NEEDED:
+        return Finding(FAIL, "Python of main.py", found, "3.11 or later is needed: make driver-env PYTHON=python3.12")
+    return Finding(OK, "Python of main.py", found)
+
+
+def _tool(name: str, remedy: str) -> Finding:
+    path = shutil.which(name)
+    if path is None:
+        return Finding(FAIL, name, "not on the PATH", remedy)
+    return Finding(OK, name, f"{_first_line(path, '--version')}, {path}")
+
+
+def _compiler() -> Finding:
+    for name in ("c++", "g++", "clang++"):
+        if path := shutil.which(name):
+            return Finding(OK, "C++ compiler", f"{_first_line(path, '--version')}, {path}")
+    remedy = "PyTorch compiles with one; install it (Debian: g++, macOS: xcode-select --install) or load its module"
+    return Finding(FAIL, "C++ compiler", "no c++, g++ or clang++ on the PATH", remedy)
+
+
+def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]:
+    """The interpreter of ``framework`` on a target: is it there, has it the framework, which devices does that see."""
+    python = getattr(target.python, framework)
+    where = f"cluster.yaml: targets.{name}.python.{framework}"
+    what = f"{framework} on {name}"
+    if target.scheduler == "slurm" and shutil.which(ROOT / python if "/" in python else python) is None:
+        remedy = f"if the compute nodes have it, all is well; else 'make {framework}-env', or set {where}"
+        yield Finding(WARN, what, f"no interpreter {python!r} here; whether the nodes have it cannot be told", remedy)
+        return
+    try:
+        version = local.check_interpreter(python, framework, where)
+        record = _devices(python, framework)
+    except UserError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        yield Finding(FAIL, what, found, remedy)
+        return
+    versions = record["versions"] | {FRAMEWORKS[framework]: version}
+    said = ", ".join(f"{package} {text}" for package, text in versions.items())
+    yield Finding(OK, what, f"{python}: {said}")
+    driver = _nvidia_driver()
+    cuda = "cuda12" if driver and int(driver.partition(".")[0]) < CUDA_13_DRIVER else "cuda13"
+    remedy = f"make {framework}-env {framework.upper()}={cuda}"
+    if target.scheduler == "slurm":  # its devices are the nodes', not those of this machine
+        if "gpu" in " ".join(target.directives) and not any("cuda" in package for package in versions):
+            yield Finding(WARN, f"{what}, gpu", "its directives ask for one, this build has no CUDA", remedy)
+        return
+    for device in record["devices"]:
+        yield Finding(OK, f"{what}, {device['kind']}", _describe(device))
+    for kind, reason in record.get("errors", {}).items():
+        yield Finding(WARN, f"{what}, {kind}", str(reason), f"if this machine has a {kind} to use: {remedy}")
+    if driver and all(device["kind"] != "gpu" for device in record["devices"]):
+        yield Finding(WARN, f"{what}, gpu", f"nvidia-smi shows one (driver {driver}), {framework} sees none", remedy)
+
+
+@functools.cache
+def _devices(python: str, framework: str) -> dict[str, Any]:
+    """What ``<framework>/devices.py`` prints in the interpreter ``python``. Raises UserError where that fails."""
+    command = [python, f"{framework}/devices.py"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    remedy = f"see what '{' '.join(command)}' says"
+    try:
+        asked = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+        )
+        if asked.returncode:
+            last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+            raise UserError(f"it does not list its devices: {last}; {remedy}")
+        record: dict[str, Any] = json.loads(asked.stdout)
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"it has not listed its devices within {PROBE_SECONDS} s; {remedy}") from error
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"it does not list its devices: {error}; {remedy}") from error
+    return record
+
+
+def _describe(device: dict[str, Any]) -> str:
+    words = [f"{device['count']} x {device['name']}"]
+    if device["memory_bytes"]:
+        words.append(f"{device['memory_bytes'] / 2**30:.0f} GiB")
+    if device["compute_capability"]:
+        words.append(f"compute capability {device['compute_capability']}")
+    if device["driver"]:
+        words.append(f"driver {device['driver']}")
+    return ", ".join(words)
+
+
+def _nvidia_driver() -> str:
+    """The version of the NVIDIA driver; empty where there is no GPU with one."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    line = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return line if line.partition(".")[0].isdecimal() else ""
+
+
+def _slurm(targets: list[str]) -> Finding:
+    found = {name: _first_line(name, "--version") for name in ("sbatch", "squeue", "sacct") if shutil.which(name)}
+    said = ", ".join(f"{name} ({version})" for name, version in found.items()) or "not here"
+    if not targets:
+        return Finding(OK, "Slurm", f"{said}; no target needs it")
+    missing = [name for name in ("sbatch", "squeue", "sacct") if name not in found]
+    if not missing:
+        return Finding(OK, "Slurm", said)
+    if found:
+        said = f"{said}; no {', '.join(missing)}"
+    needed_by = f"needed for --target {', '.join(targets)}: call main.py on a login node of the cluster"
+    return Finding(WARN, "Slurm", said, needed_by)
+
+
+def _wandb(mode: str) -> Finding:
+    """Whether Weights & Biases would be online; ``mode`` is the default target's. The key itself is not shown."""
+    what = "Weights & Biases"
+    mode = os.environ.get("WANDB_MODE", "") if mode == "auto" else mode
+    key = _wandb_key()
+    said = f"key in {key}" if key else "no key"
+    if variables := [name for name in sorted(os.environ) if name.startswith("WANDB_")]:
+        said += f"; set here: {', '.join(variables)}"
+    if mode in ("offline", "disabled", "dryrun"):
+        return Finding(OK, what, f"{mode}; {said}")
+    if key:
+        return Finding(OK, what, f"online; {said}")
+    if mode == "online":
+        return Finding(WARN, what, said, "cluster.yaml or WANDB_MODE asks for online: '.venv/driver/bin/wandb login'")
+    return Finding(OK, what, f"offline; {said} ('.venv/driver/bin/python -m wandb login' stores one)")
+
+
+def _wandb_key() -> str:
+    """Where Weights & Biases would find a key; empty for nowhere. wandb itself is not asked: it may ask its server."""
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        if os.environ.get(name):
+            return name
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+    try:
+        return str(path) if netrc.netrc(path).authenticators(host) else ""
+    except (OSError, netrc.NetrcParseError):
+        return ""
+
+
+def _data(dataset: str, target: Target) -> Finding:
+    try:
+        return Finding(OK, f"data, {dataset}", datasets.check(dataset, ROOT / target.data))
+    except (ValueError, OSError) as error:
+        return Finding(FAIL, f"data, {dataset}", str(error), "mend these files or remove them all: there is a stand-in")
+
+
+def _disk(folder: Path) -> Finding:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    said = f"{folder}: {free / 1e9:.1f} GB free"
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        return Finding(FAIL, "results", f"{folder}: cannot be written: {error.strerror}", "make it writable for you")
+    if free < FREE_BYTES_NEEDED:
+        return Finding(FAIL, "results", said, f"at least {FREE_BYTES_NEEDED / 1e9:.0f} GB is needed: make room there")
+    return Finding(OK, "results", said)
+
+
+def _first_line(*command: str) -> str:
+    """The first line that ``command`` prints, or in words why there is none."""
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    return next(iter(asked.stdout.splitlines()), "").strip() or f"says nothing (exit code {asked.returncode})"

@@ -1,0 +1,93 @@
+"""Running scripts on this machine: one detached process that takes its runs strictly one after the other.
+
+submitit's local executor would start all of them at once; they would share the cores (or the one GPU) and every number
+would be void.
+"""
+
+import os
+import subprocess
+import sys
+
+from duel.catalogue import FRAMEWORKS
+from duel.errors import UserError
+from duel.job import ROOT
+from duel.record import FAILED, QUEUED, TERMINAL
+from duel.results import Results, Run, process_started, this_process
+
+GO = b"go\n"
+
+
+def check_interpreter(python: str, framework: str, where: str) -> str:
+    """The framework's version in the interpreter ``python``. Raises UserError where either is missing."""
+    distribution = FRAMEWORKS[framework]
+    remedy = f"'make {framework}-env' makes one, or set {where}"
+    code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
+    try:
+        asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    except FileNotFoundError:
+        raise UserError(f"{where}: no interpreter {python!r}; {remedy}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{where}: {python!r} does not run: {error}; {remedy}") from error
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"{where}: {python!r} has no {distribution} ({last}); {remedy}")
+    return asked.stdout.strip()
+
+
+def start(runs: list[Run]) -> None:
+    """Start the process that works off ``runs``, whose folders exist, and hand them over to it.
+
+    The process waits for our word: until then the folders are ours, so that no status has two writers. Where we die
+    before, it ends, and the runs show as lost.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    with open(runs[0].folder / "worker.txt", "ab") as errors:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "duel.launch.local", *(run.id for run in runs)],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+    owner = this_process() | {"pid": worker.pid, "started": process_started(worker.pid)}
+    for run in runs:
+        run.write_status(owner=owner)
+    assert worker.stdin is not None
+    worker.stdin.write(GO)
+    worker.stdin.close()
+
+
+def work(runs: list[Run], results: Results) -> None:
+    """Run each script that is still queued, one after the other; a failure of one does not stop the next."""
+    for run in runs:
+        if run.stored_status()["state"] != QUEUED:
+            continue  # cancelled meanwhile
+        with open(run.launcher_log, "ab") as log:
+            code = subprocess.run(
+                ["bash", str(run.script)],
+                cwd=ROOT,
+                env=os.environ | {"DUEL_RUN_ID": run.id},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                check=False,
+            ).returncode
+        if run.stored_status()["state"] not in TERMINAL:
+            run.settle(state=FAILED, exit_code=code, cause=_cause(run, code))
+        results.merge()
+
+
+def _cause(run: Run, code: int) -> str:
+    if code < 0 or code > 128:
+        return f"killed by signal {abs(code) % 128}"
+    last = (run.launcher_log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+    return f"exit code {code}: {last}"
+
+
+if __name__ == "__main__":
+    if sys.stdin.buffer.readline() == GO:
+        everything = Results(ROOT / "results")
+        work([everything.run(run_id) for run_id in sys.argv[1:]], everything)

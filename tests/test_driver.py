@@ -1,0 +1,372 @@
+"""The real commands with the real frameworks, in a private copy of the checkout whose path has a space."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Main, clean_environment
+from golden import regenerate
+
+from duel.record import COLUMNS
+from duel.results import Results, Run
+
+MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
+
+
+def rows_of(checkout: Path) -> list[dict[str, str]]:
+    with open(checkout / "results" / "results.csv", newline="") as file:
+        reader = csv.DictReader(file)
+        assert tuple(reader.fieldnames or ()) == COLUMNS
+        return list(reader)
+
+
+def wait_for(condition: Any, seconds: float = 120.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path) -> None:
+    done = main(*MNIST, "--wait")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(checkout)
+    assert {row["framework"]: row["status"] for row in rows} == {"jax": "finished", "pytorch": "finished"}
+    jax, pytorch = sorted(rows, key=lambda row: row["framework"])
+
+    # The same computation on both sides.
+    for name in ("pair", "weights_sha256", "data_sha256", "batch_size", "device_name", "dataset", "parameters"):
+        assert jax[name] == pytorch[name] != ""
+    assert jax["cell"] != pytorch["cell"]
+
+    # Strictly one after the other.
+    runs = {row["framework"]: Run(checkout / "results" / "runs" / row["run_id"]).status() for row in rows}
+    first, second = sorted(runs.values(), key=lambda status: str(status["started"]))
+    assert seconds(str(first["ended"])) <= seconds(str(second["started"]))
+
+    # Every empty column has its reason, and no number is a stand-in for one.
+    for row in rows:
+        missing = json.loads(row["missing"])
+        assert {name for name in COLUMNS if row[name] == ""} - {"cause"} == set(missing)
+        for name in ("throughput", "step_seconds_p50", "peak_memory_bytes", "loss_first", "accuracy"):
+            assert float(row[name]) > 0
+    assert json.loads(pytorch["missing"])["compile_seconds"].startswith("eager")
+
+    # What a person reads.
+    for words in (
+        "throughput (images/s)",
+        "peak memory (MiB)",
+        "no ratio is claimed",
+        "wandb leet",
+        "results/results.csv",
+    ):
+        assert words in done.stdout
+    assert "measuring" in done.stdout
+
+    # One environment, one framework; the record says so.
+    for framework, other in (("jax", "torch"), ("pytorch", "jax")):
+        run = Run(checkout / "results" / "runs" / next(r["run_id"] for r in rows if r["framework"] == framework))
+        record = json.loads(run.environment.read_text())
+        assert other not in record["modules"]
+        assert record["usable_cpus"] == sorted(os.sched_getaffinity(0))
+        assert record["packages"]["numpy"]
+        assert run.script.read_text() == (checkout / "slurm_scripts" / f"{framework}_mnist_1_smoke.sh").read_text()
+
+    # Another shell sees all of it.
+    statuses = json.loads(main("status", "--json").stdout)
+    assert {status["state"] for status in statuses} == {"finished"}
+    assert "measuring" in main("logs", rows[0]["run_id"]).stdout
+
+    check_wandb(checkout, rows)
+
+
+def check_wandb(checkout: Path, rows: list[dict[str, str]]) -> None:
+    """W&B's own reader finds what was streamed: every opening loss's step, the group, the final numbers."""
+    groups = set()
+    for row in rows:
+        run = Run(checkout / "results" / "runs" / row["run_id"])
+        (folder,) = run.folder.glob("wandb/offline-run-*")
+        wandb = [str(Path(sys.executable).with_name("python")), "-m", "wandb", "leet", "inspect", "--json"]
+        records = subprocess.run([*wandb, str(folder)], check=True, capture_output=True, text=True, timeout=60).stdout
+        summary = subprocess.run([*wandb, "--summary", str(folder)], check=True, capture_output=True, text=True).stdout
+        assert row["weights_sha256"] in records or row["weights_sha256"] in summary
+        events, _ = run.events()
+        losses = [event for event in events if event["event"] == "loss"]
+        streamed = [json.loads(line) for line in records.splitlines() if '"history"' in line]
+        assert len(streamed) >= len(losses) > 0
+        assert row["framework"] in records
+        groups |= set(re.findall(r"mnist_1_smoke-\d{6}-\d{6}-[0-9a-f]{4}", records))
+    assert len(groups) == 1, "both sides carry one group"
+
+
+def test_a_script_by_hand_makes_a_run_of_its_own_each_time(main: Main, checkout: Path) -> None:
+    assert main(*MNIST, "--framework", "pytorch", "--dry_run").returncode == 0
+    script = checkout / "slurm_scripts" / "pytorch_mnist_1_smoke.sh"
+    for _ in range(2):  # from another folder
+        done = subprocess.run(
+            ["bash", str(script)], cwd="/", env=clean_environment(), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert main("collect").returncode == 0
+    rows = rows_of(checkout)
+    assert len({row["run_id"] for row in rows}) == 2
+    assert {row["status"] for row in rows} == {"finished"}
+    assert len({row["cell"] for row in rows}) == 1
+    assert all(row["run_id"] in main("status").stdout for row in rows)
+
+
+def test_two_scripts_at_once_measure_one_after_the_other(main: Main, checkout: Path) -> None:
+    main(*MNIST, "--framework", "pytorch", "--dry_run")
+    script = str(checkout / "slurm_scripts" / "pytorch_mnist_1_smoke.sh")
+    both = [subprocess.Popen(["bash", script], stdout=subprocess.DEVNULL, env=clean_environment()) for _ in range(2)]
+    assert [process.wait(240) for process in both] == [0, 0]
+    first, second = sorted(
+        (run.status() for run in Results(checkout / "results").runs()), key=lambda s: str(s["started"])
+    )
+    assert seconds(str(first["ended"])) <= seconds(str(second["started"]))
+
+
+def test_cancel_ends_the_running_and_the_waiting_run(main: Main, checkout: Path) -> None:
+    started = main("--benchmark", "mnist", "--use_case", "1", "--device", "cpu")
+    assert started.returncode == 0, started.stderr
+    results = Results(checkout / "results")
+    runs = {run.id.partition("_")[0]: run for run in results.runs()}
+    wait_for(lambda: runs["jax"].status().get("phase") in ("measuring", "warming up"))
+    assert runs["pytorch"].status()["state"] == "queued"
+    cancelled = main("cancel", runs["pytorch"].id, runs["jax"].id)
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert {row["status"] for row in rows_of(checkout)} == {"cancelled"}
+    jax = next(row for row in rows_of(checkout) if row["framework"] == "jax")
+    assert float(jax["loss_first"]) > 0, "what was known is kept"
+    assert runs["jax"].status()["exit_code"] == 128 + signal.SIGTERM
+    assert "already" in main("cancel", runs["jax"].id).stdout
+
+
+def test_a_killed_measuring_process_is_a_failed_row_and_the_other_side_goes_on(main: Main, checkout: Path) -> None:
+    assert main(*MNIST).returncode == 0
+    results = Results(checkout / "results")
+    jax = next(run for run in results.runs() if run.id.startswith("jax"))
+    wait_for(lambda: jax.status().get("phase", "").startswith(("compiling", "training")))
+    supervisor = jax.status()["owner"]["pid"]
+    (child,) = [int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()][-1:]
+    os.kill(child, signal.SIGKILL)
+    wait_for(lambda: all(run.status()["state"] in ("failed", "finished") for run in results.runs()))
+    main("collect")
+    by_framework = {row["framework"]: row for row in rows_of(checkout)}
+    assert by_framework["jax"]["status"] == "failed"
+    assert "SIGKILL" in by_framework["jax"]["cause"]
+    assert by_framework["pytorch"]["status"] == "finished"
+
+
+def test_a_killed_supervisor_takes_its_process_along_and_the_status_is_true(main: Main, checkout: Path) -> None:
+    assert main(*MNIST, "--framework", "jax").returncode == 0
+    (run,) = Results(checkout / "results").runs()
+    wait_for(lambda: run.status().get("phase", "").startswith(("compiling", "training")))
+    supervisor = run.status()["owner"]["pid"]
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: run.stored_status()["state"] == "failed")
+    assert "killed by signal 9" in run.status()["cause"]
+    measuring = [pid for pid in children if "run_folder" in _command_of(pid)]
+    wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() and _alive(pid) for pid in measuring), 20)
+    main("collect")
+    assert rows_of(checkout)[0]["status"] == "failed"
+
+
+def _command_of(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_local_jobs_survive_the_driver(main: Main, checkout: Path) -> None:
+    """The driver returns at once; its process group gone, the jobs go on."""
+    process = subprocess.Popen(
+        [sys.executable, "main.py", *MNIST, "--framework", "pytorch"],
+        cwd=checkout,
+        env=clean_environment(),
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.wait(60) == 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    (run,) = Results(checkout / "results").runs()
+    assert wait_for(lambda: run.status()["state"] == "finished" and run.status())["exit_code"] == 0
+
+
+def test_dry_run_prints_exactly_what_it_writes_and_needs_no_framework(main: Main, checkout: Path) -> None:
+    (checkout / ".venv").unlink()
+    done = main("--benchmark", "resnet50", "--use_case", "1", "--dry_run", PATH="/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    written = sorted(path.name for path in (checkout / "slurm_scripts").glob("*.sh"))
+    assert written == ["jax_resnet50_1.sh", "pytorch_resnet50_1.sh"]
+    for name in written:
+        assert (checkout / "slurm_scripts" / name).read_text() in done.stdout
+    assert not (checkout / "results" / "runs").exists()
+
+
+def test_the_command_line_is_pinned() -> None:
+    assert regenerate.command_line() == (regenerate.GOLDEN / "help.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--benchmark", "resnet5", "--use_case", "1"], "unknown benchmark 'resnet5'; valid: resnet50, mnist"),
+        (["--benchmark", "mnist", "--use_case", "9"], "unknown use case '9'; valid: 1, train_single"),
+        (["--benchmark", "mnist", "--use_case", "1", "--framework", "tf"], "invalid choice: 'tf'"),
+        (
+            ["--benchmark", "mnist", "--use_case", "1", "--preset", "long"],
+            "'long'; valid: smoke, standard, publication",
+        ),
+        (["--benchmark", "mnist", "--use_case", "1", "--device", "fpga"], "'fpga'; valid: cpu, gpu, tpu, mps"),
+        (["--benchmark", "mnist", "--use_case", "1", "--precision", "fp8"], "'fp8'; valid: fp32, tf32, bf16"),
+        (
+            ["--benchmark", "mnist", "--use_case", "1", "--target", "mars"],
+            "unknown target 'mars'; valid in cluster.yaml: local, h100",
+        ),
+        (["--benchmark", "mnist", "--use_case", "1", "--target", "a;b"], "'a;b' is no target's name"),
+        (["--benchmark", "mnist", "--use_case", "1", "--target", "$(id)"], "is no target's name"),
+        (["--benchmark", "mnist\n", "--use_case", "1"], "unknown benchmark 'mnist\\n'"),
+        (["--benchmark", "mnist"], "--benchmark and --use_case are needed"),
+        (["--bench=mnist"], "unrecognized arguments: --bench"),
+        ([], "--benchmark and --use_case are needed"),
+        (["logs", "nothing"], "no run 'nothing'"),
+        (["cancel", "../../etc"], "no run '../../etc'"),
+        (["launch"], "invalid choice: 'launch'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named_and_nothing_is_started(
+    main: Main, checkout: Path, arguments: list[str], said: str
+) -> None:
+    refused(main(*arguments), said)
+    assert not (checkout / "results" / "runs").exists()
+    assert not list((checkout / "slurm_scripts").glob("*.sh"))
+
+
+def refused(done: "subprocess.CompletedProcess[str]", said: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_missing_interpreter_is_named_before_anything_starts(main: Main, checkout: Path) -> None:
+    path = checkout / "cluster.yaml"
+    path.write_text(path.read_text().replace("jax: .venv/jax/bin/python", "jax: .venv/none/bin/python", 1))
+    refused(
+        main(*MNIST), "cluster.yaml: targets.local.python.jax: no interpreter '.venv/none/bin/python'; 'make jax-env'"
+    )
+    assert not (checkout / "results" / "runs").exists()
+    # The script says the same by hand.
+    main(*MNIST, "--dry_run")
+    script = checkout / "slurm_scripts" / "jax_mnist_1_smoke.sh"
+    by_hand = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
+    assert by_hand.returncode == 96
+    assert "no interpreter .venv/none/bin/python (cluster.yaml: targets.local.python.jax)" in by_hand.stderr
+
+
+def test_an_interpreter_without_its_framework_is_named(main: Main, checkout: Path) -> None:
+    path = checkout / "cluster.yaml"
+    path.write_text(path.read_text().replace("jax: .venv/jax/bin/python", "jax: .venv/pytorch/bin/python", 1))
+    refused(main(*MNIST), "targets.local.python.jax: '.venv/pytorch/bin/python' has no jax")
+    by_hand = subprocess.run(
+        [".venv/pytorch/bin/python", "jax/run.py", "--benchmark", "mnist", "--use_case", "1"],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    refused(by_hand, "has no jax")
+
+
+def test_a_malformed_cluster_file_is_named(main: Main, checkout: Path) -> None:
+    with open(checkout / "cluster.yaml", "a") as file:
+        file.write("tragets: {}\n")
+    refused(main(*MNIST), "tragets: unknown key; valid: default, targets")
+
+
+def test_a_results_folder_that_cannot_be_written_is_named(main: Main, checkout: Path) -> None:
+    shutil.rmtree(checkout / "results")
+    (checkout / "results").write_text("a file in its place")
+    refused(main(*MNIST), "results")
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_started(main: Main, checkout: Path) -> None:
+    (checkout / "results").mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k,nr_inodes=64", "none", str(checkout / "results")]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        (checkout / "results" / "ballast").write_bytes(b"x" * 4096)
+        refused(main(*MNIST), "No space left on device")
+        assert not list((checkout / "results").glob("runs/*"))
+    finally:
+        subprocess.run(["umount", str(checkout / "results")], check=True)
+
+
+def test_broken_idx_files_are_named_before_anything_starts(main: Main, checkout: Path) -> None:
+    (checkout / "data").mkdir()
+    (checkout / "data" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03")
+    refused(main(*MNIST), "train-images-idx3-ubyte")
+    assert not (checkout / "results" / "runs").exists()
+
+
+def test_a_device_that_is_not_there_fails_its_row_with_what_is(main: Main, checkout: Path) -> None:
+    done = main(*MNIST, "--framework", "pytorch", "--device", "mps", "--wait")
+    assert done.returncode == 1
+    (row,) = rows_of(checkout)
+    assert row["status"] == "failed"
+    assert row["cause"].startswith("input: ")
+    assert "cpu" in row["cause"]
+    assert "Traceback" not in main("logs", row["run_id"]).stdout
+
+
+def test_a_precision_that_the_device_lacks_is_a_skipped_row(main: Main, checkout: Path) -> None:
+    done = main(*MNIST, "--precision", "tf32", "--framework", "jax", "--wait")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = rows_of(checkout)
+    assert (row["status"], row["cause"]) == ("skipped", "tf32 exists on gpu only; this is a cpu")
+
+
+def test_no_file_of_the_driver_ends_in_a_traceback_on_ctrl_c(checkout: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "main.py", *MNIST, "--framework", "pytorch", "--wait"],
+        cwd=checkout,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("started")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the runs go on" in said
+    assert "Traceback" not in said
+    (run,) = Results(checkout / "results").runs()
+    wait_for(lambda: run.status()["state"] == "finished")
