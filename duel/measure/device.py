@@ -1,0 +1,101 @@
+"""What a device is called, and what its machine knows of it: the part that both frameworks share."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Device:
+    """A kind of device that a framework can compute on.
+
+    ``count`` devices of ``kind`` (cpu, gpu, tpu, mps) are available; ``name`` and the rest describe the first of them.
+    ``memory_bytes`` is what the device has, not what is free.
+    """
+
+    kind: str
+    name: str
+    count: int
+    driver: str | None = None
+    compute_capability: str | None = None
+    memory_bytes: int | None = None
+
+
+def choose(kind: str | None, available: Iterable[Device]) -> Device:
+    """The device of ``kind``, or the first of ``available`` for None.
+
+    Raises ValueError naming what is available.
+    """
+    devices = {device.kind: device for device in available}
+    if kind is None:
+        return next(iter(devices.values()))
+    if kind not in devices:
+        raise ValueError(f"device kind {kind!r} is not available here; available: {', '.join(devices)}")
+    return devices[kind]
+
+
+def cpu() -> Device:
+    """The processor of this machine. It counts as one device, however many cores there are."""
+    return Device("cpu", _cpu_name(), 1, memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def gpu(name: str, count: int, compute_capability: str | None) -> Device:
+    """A GPU as the framework sees it, with driver version and memory from NVML where that knows ``name``."""
+    driver, memory = _nvml(name)
+    return Device("gpu", name, count, driver, compute_capability, memory)
+
+
+def host_peak_memory() -> tuple[int, str]:
+    """Peak resident memory of this process in bytes, and the name of that figure: "host_peak_rss"."""
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss on Linux is inherited from the parent process, VmHWM is this program's own
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024, "host_peak_rss"
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "host_peak_rss"
+
+
+def installed(*packages: str) -> dict[str, str]:
+    """Versions of those of ``packages`` that are installed."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(names), "") or platform.processor() or platform.machine()
+
+
+def _nvml(name: str) -> tuple[str | None, int | None]:
+    """(driver version, memory in bytes) of the first NVIDIA GPU called ``name``; None where NVML cannot say."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None, None
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        sizes = [pynvml.nvmlDeviceGetMemoryInfo(h).total for h in handles if pynvml.nvmlDeviceGetName(h) == name]
+        return str(driver), int(sizes[0]) if sizes else None
+    except pynvml.NVMLError:
+        return None, None
+    finally:
+        pynvml.nvmlShutdown()

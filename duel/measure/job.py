@@ -1,0 +1,329 @@
+"""What ``run.py`` does, the same in both frameworks.
+
+``python <framework>/run.py --benchmark B --use_case N`` supervises: it owns the run's folder, starts one fresh
+process of itself for each row, streams what that writes to Weights & Biases, and records how it ended, whatever ended
+it. Such a process (``--run_folder F --row K``) measures one row and is the only one that loads the framework.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRECISIONS, PRESETS
+from duel.job import ROOT, Job
+from duel.measure import batches, parameters, probes, timing
+from duel.measure.sinks import MetricsReader, MetricsWriter, WandbSink
+from duel.options import add_options, folder_name, target_name
+from duel.record import CANCELLED, FAILED, FINISHED, RUNNING, SKIPPED, TERMINAL, Row
+from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc, write_atomically
+
+POLL_SECONDS = 0.5
+GRACE_SECONDS = 20.0
+USER_ERROR = 2
+
+
+def main(framework: str, arguments: list[str] | None = None) -> int:
+    """The command line of ``<framework>/run.py``."""
+    parser = argparse.ArgumentParser(
+        prog=f"{framework}/run.py", description=f"Measure {framework} in this interpreter."
+    )
+    add_options(parser)
+    parser.add_argument("--target", type=target_name, default="local", metavar="NAME", help="recorded in the rows")
+    parser.add_argument("--data", type=folder_name, default=ROOT / "data", metavar="DIR", help="folder of data sets")
+    parser.add_argument("--run_folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    try:
+        version = importlib.metadata.version(FRAMEWORKS[framework])
+    except importlib.metadata.PackageNotFoundError:
+        parser.error(
+            f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' makes an interpreter that has"
+        )
+    if args.run_folder is not None:
+        return _measure(Run(args.run_folder), args.row, args.data, args.device, version)
+    if args.benchmark is None or args.use_case is None:
+        parser.error("--benchmark and --use_case are needed")
+    options = {
+        name: getattr(args, name) for name in ("benchmark", "use_case", "preset", "precision", "device", "target")
+    }
+    try:
+        return _supervise(Job(framework=framework, **options), args.data)
+    except OSError as error:
+        print(f"{framework}/run.py: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
+        return USER_ERROR
+
+
+# -- the supervising process ------------------------------------------------------------------------------------------
+
+
+class _Stopped(Exception):
+    """A signal asked the run to end."""
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise _Stopped(signal.Signals(number).name)
+
+
+def _open_run(job: Job, results: Results) -> Run:
+    """The folder that the driver made for this job, or a new one for a script that was started by hand."""
+    run_id = os.environ.get("DUEL_RUN_ID")
+    if run_id is not None and results.run(run_id).stored_status():
+        return results.run(run_id)
+    run = results.run(run_id or job.run_id())
+    run.create(job.rows(), owner=this_process(), by_hand=True)
+    return run
+
+
+def _supervise(job: Job, data: Path) -> int:
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    results = Results(ROOT / "results")
+    run = _open_run(job, results)
+    run.write_status(owner=this_process(), phase="waiting for another run on this machine to end")
+    print(f"run {run.id}, folder {os.path.relpath(run.folder, ROOT)}", flush=True)
+    sink: WandbSink | None = None
+    state, cause, code = FAILED, "", 1
+    try:
+        # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
+        exclusive = contextlib.nullcontext() if "SLURM_JOB_ID" in os.environ else locked(results.device_lock, wait=True)
+        with exclusive:
+            run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
+            common = _common_columns()
+            rows = [row.replace(**common) for row in run.rows()]
+            for row in rows:
+                run.write_row(row)
+            sink = WandbSink(run.folder, rows, probes.environment())
+            run.write_status(wandb=sink.note)
+            print(sink.note, flush=True)
+            reader = MetricsReader(run.metrics)
+            # -u: what a crash leaves unwritten in a buffer is what one needs to read.
+            command = [sys.executable, "-u", str(Path(sys.argv[0]).resolve()), "--run_folder", str(run.folder)]
+            command += ["--data", str(data), *(["--device", job.device] if job.device else [])]
+            for row in rows:
+                _run_row(run, row, command, reader, sink)
+        state, cause, code = _verdict(run.rows())
+    except _Stopped as stopped:
+        state, cause, code = CANCELLED, f"ended by {stopped}", 128 + signal.Signals[str(stopped)].value
+    except Exception as error:
+        cause = _describe(error)
+        raise
+    finally:
+        # From here on a second signal must not cut the record short.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        run.settle(state=state, cause=cause, exit_code=code)
+        results.merge(wait=False)
+        if sink is not None:
+            sink.finish(run.rows(), code)
+    print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
+    return code
+
+
+def _common_columns() -> dict[str, Any]:
+    sha, dirty = probes.git(ROOT)
+    missing = {} if sha else {"git_sha": "the code is not in a git checkout", "git_dirty": "no git checkout"}
+    slurm = os.environ.get("SLURM_JOB_ID")
+    missing |= {} if slurm else {"slurm_job_id": "not run under Slurm"}
+    columns = {"user": probes.user(), "host": os.uname().nodename, "git_sha": sha, "git_dirty": dirty}
+    return columns | {"slurm_job_id": slurm, "missing": missing}
+
+
+def _verdict(rows: list[Row]) -> tuple[str, str, int]:
+    failed = [row for row in rows if row.status not in (FINISHED, SKIPPED)]
+    if failed:
+        code = USER_ERROR if (failed[0].cause or "").startswith("input: ") else 1
+        return FAILED, failed[0].cause or "", code
+    if all(row.status == SKIPPED for row in rows):
+        return SKIPPED, rows[0].cause or "", 0
+    return FINISHED, "", 0
+
+
+def _run_row(run: Run, row: Row, command: list[str], reader: MetricsReader, sink: WandbSink) -> None:
+    """Measure one row in a fresh process and leave its row file at its end, whatever happens to that process."""
+    run.write_row(row.replace(status=RUNNING, started=utc()))
+    # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
+    process = subprocess.Popen(
+        [*command, "--row", str(row.row)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
+    copier.start()
+    try:
+        while process.poll() is None:
+            _pass_on(run, reader, sink)
+            time.sleep(POLL_SECONDS)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        copier.join(GRACE_SECONDS)
+        _pass_on(run, reader, sink)
+    row = run.read_row(row.row or 0)
+    if row.status not in TERMINAL:
+        run.write_row(row.replace(status=FAILED, cause=_cause(process.returncode), ended=utc()))
+
+
+def _copy_output(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    assert process.stdout is not None
+    with open(log, "ab", buffering=0) as file:
+        while chunk := os.read(process.stdout.fileno(), 65536):
+            file.write(chunk)
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()
+
+
+def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink) -> None:
+    """Stream what the measuring process has written since, and keep the status alive."""
+    events = reader()
+    sink.log(events)
+    progress = {name: value for event in events for name, value in event.items() if name not in ("event", "time")}
+    if events or time.time() - run.stored_status()["updated"] > HEARTBEAT_SECONDS:
+        run.write_status(**progress)
+
+
+def _cause(returncode: int) -> str:
+    if returncode == -signal.SIGKILL:
+        return "killed by SIGKILL; where memory ran out, this is what the kernel does"
+    if returncode < 0:
+        return f"ended by {signal.Signals(-returncode).name}"
+    return f"its process ended with exit code {returncode} and without a word; see log.txt"
+
+
+# -- the measuring process --------------------------------------------------------------------------------------------
+
+
+def _die_with_parent() -> None:
+    """A killed supervisor must not leave a process behind that goes on using the device (Linux only)."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+class _InputError(Exception):
+    """What was asked for cannot be measured; the message says what would be valid."""
+
+
+def _measure(run: Run, number: int, data: Path, device_kind: str | None, version: str) -> int:
+    """Measure row ``number`` and write its file at its true end."""
+    _die_with_parent()
+    row = run.read_row(number).replace(framework_version=version, python_version=sys.version.split()[0])
+    emit = MetricsWriter(run.metrics)
+    try:
+        row = _measured(run, row, data, device_kind, emit)
+    except _InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        row = row.replace(status=FAILED, cause=f"input: {error}")
+    except Exception as error:  # whatever the framework raises is a row, and its traceback is in the log
+        traceback.print_exc()
+        row = row.replace(status=FAILED, cause=_describe(error))
+    run.write_row(row.replace(ended=utc()))
+    return 0 if row.status in (FINISHED, SKIPPED) else 1
+
+
+def _describe(error: Exception) -> str:
+    text = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0][:300]
+    exhausted = ("out of memory", "resource_exhausted", "can't allocate memory", "cannot allocate memory")
+    return f"out of memory: {text}" if any(words in str(error).lower() for words in exhausted) else text
+
+
+def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: MetricsWriter) -> Row:
+    benchmark, preset = BENCHMARKS[str(row.benchmark)], PRESETS[str(row.preset)]
+    size = benchmark.sizes[str(row.size)]
+    number, seed = row.row or 0, row.seed or 0
+
+    def phase(name: str) -> None:
+        """Say what comes next, and keep what is known so far: a kill must not take it along."""
+        print(name, flush=True)
+        emit("phase", row=number, phase=name)
+        run.write_row(row)
+
+    phase("finding the device")
+    devices = importlib.import_module("devices")
+    try:
+        device = devices.select(device_kind)
+    except ValueError as error:
+        raise _InputError(str(error)) from error
+    batch_size = size.batch_size[device.kind]
+    row = row.replace(
+        device_kind=device.kind,
+        device_name=device.name,
+        device_count=1,
+        driver=device.driver,
+        batch_size=batch_size,
+        missing={} if device.driver else {"driver": f"a {device.kind} device has none to ask"},
+    ).with_cell()
+    precision = PRECISIONS[str(row.precision)]
+    if device.kind not in precision.device_kinds:
+        kinds = ", ".join(precision.device_kinds)
+        return row.replace(status=SKIPPED, cause=f"{precision.name} exists on {kinds} only; this is a {device.kind}")
+    devices.set_precision(precision.name)
+
+    phase("making weights and data")
+    model = importlib.import_module(f"models.{benchmark.name}").build(**size.model)
+    arrays = parameters.initialise(importlib.import_module("weights").shapes(model), seed)
+    try:
+        pool = batches.pool(benchmark, str(row.size), batch_size, seed, data)
+    except (ValueError, OSError) as error:
+        raise _InputError(str(error)) from error
+    training = importlib.import_module("training").Training(
+        benchmark, str(row.size), pool, arrays, precision.name, device
+    )
+    row = row.replace(
+        execution=training.execution,
+        dataset=pool.dataset,
+        parameters=sum(array.size for name, array in arrays.items() if ".running_" not in name),
+        weights_sha256=parameters.sha256(arrays),
+        data_sha256=pool.sha256,
+    )
+    if number == 0:
+        record = probes.environment() | {"device": dataclasses.asdict(device), "framework": devices.versions()}
+        record["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
+        write_atomically(run.environment, json.dumps(record, indent=1) + "\n")
+
+    phase("compiling")
+    compile_seconds = training.compile()
+    eager = {"compile_seconds": f"{training.execution}: nothing is compiled ahead of time"}
+    row = row.replace(compile_seconds=compile_seconds, missing={} if compile_seconds is not None else eager)
+
+    phase(f"training the {benchmark.curve_steps} opening steps")
+    first_step_seconds, since, losses = timing.opening_steps(
+        training, benchmark.curve_steps, lambda step, loss: emit("loss", row=number, step=step, loss=loss)
+    )
+    accuracy = training.accuracy(pool.held_out) if pool.held_out is not None else None
+    row = row.replace(
+        first_step_seconds=first_step_seconds,
+        loss_first=losses[0],
+        loss_last=losses[-1],
+        loss_steps=len(losses),
+        accuracy=accuracy,
+    )
+    phase("warming up")
+    next_step, steps_per_block = timing.warm_up(training, preset, benchmark.curve_steps, since)
+
+    phase("measuring")
+    blocks = []
+    for block in timing.time_blocks(training, preset, next_step, steps_per_block):
+        blocks.append(block)
+        step_seconds = block.seconds / block.steps
+        values = {"step_seconds": step_seconds, "throughput": batch_size / step_seconds, "loss": block.loss}
+        emit("block", row=number, step=block.first_step + block.steps, done=len(blocks), **values)
+    peak, kind = devices.peak_memory_bytes()
+    row = row.replace(peak_memory_bytes=peak, peak_memory_kind=kind, **timing.summary(blocks, batch_size))
+    return row.replace(status=FINISHED)

@@ -1,0 +1,83 @@
+"""Initial weights, made once in numpy and loaded by both frameworks.
+
+Names and layouts are those of torchvision's ``state_dict``: ``layer1.0.conv1.weight`` is (out, in, height, width),
+``fc.weight`` is (out, in), a batch norm has ``weight``, ``bias``, ``running_mean`` and ``running_var``.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Arrays = dict[str, npt.NDArray[np.float32]]
+
+
+def initialise(shapes: Mapping[str, tuple[int, ...]], seed: int, randomise: bool = False) -> Arrays:
+    """One float32 array per entry of ``shapes``, which must hold the whole model.
+
+    The rule, by the last part of a name and the number of dimensions:
+
+    ============  ============================  ==============================================
+    last part     what it is                    value
+    ============  ============================  ==============================================
+    weight        4 dimensions: convolution     N(0, 2 / (out * height * width)), He et al. 2015 with fan-out
+    weight        2 dimensions: linear layer    N(0, 1 / in), LeCun et al. 1998
+    weight        1 dimension: norm             1
+    bias          any                           0
+    running_mean  batch norm                    0
+    running_var   batch norm                    1
+    ============  ============================  ==============================================
+
+    Each array has its own generator, seeded by ``seed`` and its name, so neither order nor selection changes a value.
+
+    ``randomise`` draws what would be a constant: norm weights and running variances from U(0.5, 1.5), biases and
+    running means from N(0, 0.1²). Parity tests need it: at a constant start they would miss such terms.
+    Raises ValueError for a tensor the rule does not cover.
+    """
+    return {name: _draw(name, shape, seed, randomise) for name, shape in shapes.items()}
+
+
+def _draw(name: str, shape: tuple[int, ...], seed: int, randomise: bool) -> npt.NDArray[np.float32]:
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), "<u4")
+    generator = np.random.default_rng([seed, *(int(word) for word in words)])
+    last = name.rpartition(".")[2]
+    if last == "weight" and len(shape) == 4:
+        scale = math.sqrt(2 / (shape[0] * shape[2] * shape[3]))
+    elif last == "weight" and len(shape) == 2:
+        scale = math.sqrt(1 / shape[1])
+    elif len(shape) == 1 and last in ("weight", "running_var"):
+        return generator.uniform(0.5, 1.5, shape).astype(np.float32) if randomise else np.ones(shape, np.float32)
+    elif len(shape) == 1 and last in ("bias", "running_mean"):
+        scale = 0.1 if randomise else 0.0
+    else:
+        raise ValueError(
+            f"{name} {shape}: no rule for it; known are weight (4, 2 or 1 dimensions), bias, running_mean and "
+            "running_var (1 dimension)"
+        )
+    return np.asarray(scale * generator.standard_normal(shape) + 0.0, np.float32)  # + 0.0: no negative zeros
+
+
+def check(shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Raise one ValueError that lists every array that is missing, extra or of the wrong shape for ``shapes``."""
+    wrong = [f"missing: {name} {shape}" for name, shape in shapes.items() if name not in arrays]
+    wrong += [f"extra: {name} {array.shape}" for name, array in arrays.items() if name not in shapes]
+    wrong += [
+        f"wrong shape: {name} {arrays[name].shape}, the model has {shape}"
+        for name, shape in shapes.items()
+        if name in arrays and arrays[name].shape != tuple(shape)
+    ]
+    if wrong:
+        raise ValueError("the weights do not fit the model:\n  " + "\n  ".join(wrong))
+
+
+def sha256(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Hash of names, types, shapes and values, whatever the order of the mapping."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()

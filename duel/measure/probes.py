@@ -1,0 +1,64 @@
+"""What the measured process can say of its surroundings."""
+
+import getpass
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+# Variables that change what is measured. Named by prefix, so that no secret is ever written down.
+PREFIXES = (
+    *("CUDA_", "NCCL_", "XLA_", "JAX_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "TPU_"),
+    *("SLURM_JOB", "SLURM_STEP", "SLURM_NODE", "SLURM_CPUS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
+    *("SLURM_RESTART_COUNT",),
+)
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a passwd entry
+        return str(os.getuid())
+
+
+def git(root: Path) -> tuple[str | None, bool | None]:
+    """Commit of ``root`` and whether tracked files differ from it; (None, None) outside a git checkout."""
+
+    def ask(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+
+    try:
+        return ask("rev-parse", "HEAD"), bool(ask("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def usable_cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def environment() -> dict[str, Any]:
+    """The environment record: packages, interpreter, machine, CPUs and the variables that matter."""
+    variables = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(PREFIXES) and not any(word in name for word in SECRETS)
+    }
+    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return {
+        "host": os.uname().nodename,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "interpreter": sys.executable,
+        "usable_cpus": usable_cpus(),
+        "load_average": list(os.getloadavg()),
+        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+        "variables": variables,
+    }

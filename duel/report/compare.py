@@ -1,0 +1,108 @@
+"""Rows side by side. No ratio is made here: nothing yet proves that two rows are comparable enough for one."""
+
+import os
+from typing import Any
+
+import pandas as pd
+
+from duel.record import FINISHED, Row
+from duel.results import Results, Run
+
+SHOWN = (
+    "status",
+    "cause",
+    "benchmark",
+    "dataset",
+    "size",
+    "batch_size",
+    "precision",
+    "execution",
+    "device_name",
+    "throughput",
+    "step_seconds_p50",
+    "step_seconds_std",
+    "iterations",
+    "blocks",
+    "compile_seconds",
+    "first_step_seconds",
+    "peak_memory_bytes",
+    "peak_memory_kind",
+    "loss_first",
+    "loss_last",
+    "loss_steps",
+    "accuracy",
+    "parameters",
+    "framework_version",
+    "python_version",
+)
+SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
+UNITS = {"throughput": 1.0, "step_seconds_p50": 1e3, "step_seconds_std": 1e3, "peak_memory_bytes": 2.0**-20}
+NAMES = {
+    "step_seconds_p50": "step time, median (ms)",
+    "step_seconds_std": "step time, std (ms)",
+    "compile_seconds": "compile time (s)",
+    "first_step_seconds": "first step (s)",
+    "peak_memory_bytes": "peak memory (MiB)",
+    "peak_memory_kind": "peak memory is",
+    "iterations": "timed steps",
+    "blocks": "timed blocks (n)",
+    "framework_version": "version",
+    "python_version": "Python",
+    "device_name": "device",
+    "batch_size": "batch size",
+}
+
+
+def side_by_side(rows: list[Row]) -> str:
+    """One column a row, one line a quantity with its unit; an empty value shows its reason."""
+    columns = {f"{row.framework}" + (f" #{row.repeat}" if row.repeat else ""): _column(row) for row in rows}
+    names = [_name(name, rows) for name in SHOWN]
+    frame = pd.DataFrame(columns, index=names)
+    return str(frame[frame.ne("").any(axis=1)].to_string(max_colwidth=60))
+
+
+def remarks(rows: list[Row]) -> list[str]:
+    """What a reader must know before setting these rows against each other."""
+    done = [row for row in rows if row.status == FINISHED]
+    if len({row.framework for row in done}) < 2:
+        return ["Not both sides have finished: there is nothing to compare."]
+    differing = [name for name in SAME_COMPUTATION if len({getattr(row, name) for row in done}) > 1]
+    said = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
+    if not differing:
+        said.append("Same initial weights, same samples in the same order (hashes agree).")
+    if len({row.execution for row in done}) > 1:
+        ways = ", ".join(f"{row.framework} {row.execution}" for row in done)
+        said.append(f"Execution differs ({ways}): this shows what a newcomer gets, not which framework is faster.")
+    said.append("One process each and no repeats: no ratio is claimed.")
+    return said
+
+
+def _name(name: str, rows: list[Row]) -> str:
+    if name == "throughput":
+        return f"throughput ({rows[0].throughput_unit})"
+    return NAMES.get(name, name.replace("_", " "))
+
+
+def _column(row: Row) -> list[str]:
+    values: dict[str, Any] = row.to_dict()
+    return [_text(name, values[name], row.missing.get(name, "")) for name in SHOWN]
+
+
+def _text(name: str, value: Any, reason: str) -> str:
+    if value is None:
+        return f"- ({reason})" if reason else ""
+    if name in UNITS:
+        value = value * UNITS[name]
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def report(runs: list[Run], results: Results) -> str:
+    """What ``--wait`` ends with: the table, its remarks, and where everything lies."""
+    rows = [row for run in runs for row in run.rows()]
+    lines = ["", side_by_side(rows), "", *remarks(rows), "", f"CSV          {os.path.relpath(results.csv)}"]
+    for run in runs:
+        lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")
+        lines.append(
+            f"             {run.stored_status().get('wandb', 'Weights & Biases: the run did not get that far')}"
+        )
+    return "\n".join(lines)
