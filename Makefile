@@ -67,7 +67,7 @@ lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versio
 	        --only-binary :all: $(if $(UPGRADE),--upgrade) $$constraint $$lock.in --output-file $$lock.txt || exit 1; \
 	done
 
-golden: test-env ## rewrite tests/golden from the code
+golden: test-env ## rewrite tests/golden and the columns in results/README.md from the code
 	@$(python) tests/golden/regenerate.py
 
 clean: ## remove the environments and caches; results stay

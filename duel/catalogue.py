@@ -89,7 +89,7 @@ class UseCase:
 
 @dataclass(frozen=True)
 class Preset:
-    """How long and how often one cell is measured (the reasons are in docs/methodology.md).
+    """How long and how often one cell is measured.
 
     Warm-up lasts at least ``warmup_steps`` steps and ``warmup_seconds``. The timed part is cut into blocks of k steps
     with one synchronisation each, every block at least ``block_seconds`` long; it ends after ``iterations`` steps and

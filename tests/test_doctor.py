@@ -182,7 +182,9 @@ def test_slurm_is_missed_only_where_a_target_needs_it(tmp_path: Path, monkeypatc
     assert "--target h100" in doctor._slurm(["h100"]).remedy
     for name in ("sbatch", "squeue"):
         program(tmp_path, name, "echo slurm 23.11.4")
-    assert "no sacct" in doctor._slurm(["h100"]).found
+    assert "not usable: sacct" in doctor._slurm(["h100"]).found
+    program(tmp_path, "sacct", "exit 1")
+    assert doctor._slurm(["h100"]).level == WARN
     program(tmp_path, "sacct", "echo slurm 23.11.4")
     assert doctor._slurm(["h100"]).level == OK
     assert "slurm 23.11.4" in doctor._slurm(["h100"]).found

@@ -174,11 +174,12 @@ def _slurm(targets: list[str]) -> Finding:
     said = ", ".join(f"{name} ({version})" for name, version in found.items()) or "not here"
     if not targets:
         return Finding(OK, "Slurm", f"{said}; no target needs it")
-    missing = [name for name in ("sbatch", "squeue", "sacct") if name not in found]
+    # Where Slurm is installed but has no configuration, --version fails.
+    missing = [name for name in ("sbatch", "squeue", "sacct") if not found.get(name, "").startswith("slurm ")]
     if not missing:
         return Finding(OK, "Slurm", said)
     if found:
-        said = f"{said}; no {', '.join(missing)}"
+        said = f"{said}; not usable: {', '.join(missing)}"
     needed_by = f"needed for --target {', '.join(targets)}: call main.py on a login node of the cluster"
     return Finding(WARN, "Slurm", said, needed_by)
 

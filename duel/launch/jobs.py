@@ -38,7 +38,7 @@ def describe(status: dict[str, Any]) -> str:
     if status["state"] == RUNNING:
         words = status.get("phase", "")
         if words == "measuring" and "done" in status:
-            words += f": {status['done']} blocks, {status['throughput']:.4g} {status.get('unit', 'items/s')}"
+            words += f": {status['done']} blocks, {status['throughput']:.4g} {status['unit']}"
         elif "loss" in status and "step" in status:
             words += f": step {status['step']}, loss {status['loss']:.4g}"
         return f"{words} ({status['age']:.0f} s ago)"

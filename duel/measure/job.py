@@ -322,8 +322,8 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
     for block in timing.time_blocks(training, preset, next_step, steps_per_block):
         blocks.append(block)
         step_seconds = block.seconds / block.steps
-        values = {"step_seconds": step_seconds, "throughput": batch_size / step_seconds, "loss": block.loss}
-        emit("block", row=number, step=block.first_step + block.steps, done=len(blocks), **values)
+        values = {"step_seconds": step_seconds, "throughput": batch_size / step_seconds, "unit": benchmark.unit}
+        emit("block", row=number, step=block.first_step + block.steps, loss=block.loss, done=len(blocks), **values)
     peak, kind = devices.peak_memory_bytes()
     row = row.replace(peak_memory_bytes=peak, peak_memory_kind=kind, **timing.summary(blocks, batch_size))
     return row.replace(status=FINISHED)

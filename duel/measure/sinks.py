@@ -7,6 +7,7 @@ nothing of it.
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,8 @@ class WandbSink:
             return
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        offline = f"offline, watch with: wandb leet {os.path.relpath(Path(self._run.dir).parent)}"
+        python, files = (os.path.relpath(path) for path in (sys.executable, folder / "wandb"))
+        offline = f"offline; to watch: {python} -m wandb leet {files}"
         self.note = f"Weights & Biases: {self._run.url or offline}"
 
     def log(self, events: list[dict[str, Any]]) -> None:

@@ -35,6 +35,7 @@ SHOWN = (
     "framework_version",
     "python_version",
 )
+CURVE_STEPS = 50
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
 UNITS = {"throughput": 1.0, "step_seconds_p50": 1e3, "step_seconds_std": 1e3, "peak_memory_bytes": 2.0**-20}
 NAMES = {
@@ -96,10 +97,20 @@ def _text(name: str, value: Any, reason: str) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def curve_remark(runs: list[Run]) -> list[str]:
+    """How far the opening losses of two runs are apart: the largest difference relative to the larger loss."""
+    curves = [[event["loss"] for event in run.events()[0] if event["event"] == "loss"] for run in runs]
+    if len(curves) != 2 or not all(curves):
+        return []
+    pairs = list(zip(*curves, strict=False))[:CURVE_STEPS]
+    worst = max(abs(a - b) / max(abs(a), abs(b)) for a, b in pairs)
+    return [f"Losses of the first {len(pairs)} steps differ by at most {worst:.1e} relative."]
+
+
 def report(runs: list[Run], results: Results) -> str:
     """What ``--wait`` ends with: the table, its remarks, and where everything lies."""
     rows = [row for run in runs for row in run.rows()]
-    lines = ["", side_by_side(rows), "", *remarks(rows), "", f"CSV          {os.path.relpath(results.csv)}"]
+    lines = ["", side_by_side(rows), "", *remarks(rows), *curve_remark(runs), "", f"CSV          {os.path.relpath(results.csv)}"]
     for run in runs:
         lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")
         lines.append(
