@@ -131,7 +131,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         batch_size={"cpu": 8, "gpu": 8, "tpu": 8, "mps": 8},
                     ),
                 },
-                optimizer=Optimizer(learning_rate=0.01, momentum=0.9, weight_decay=1e-4),
+                optimizer=Optimizer(learning_rate=0.0001, momentum=0.9, weight_decay=1e-4),
                 curve_steps=10,
             ),
             Benchmark(
@@ -153,7 +153,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         batch_size={"cpu": 16, "gpu": 16, "tpu": 16, "mps": 16},
                     ),
                 },
-                optimizer=Optimizer(learning_rate=0.05, momentum=0.9, weight_decay=1e-4),
+                optimizer=Optimizer(learning_rate=0.01, momentum=0.9, weight_decay=1e-4),
                 curve_steps=400,
             ),
         )

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from duel.measure import device as shared
 
-# For each policy: jax_default_matmul_precision, which convolutions follow too. In bf16 every operand is bfloat16 already.
+# For each policy: jax_default_matmul_precision, which convolutions follow too. In bf16 every operand is bfloat16.
 MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default", "float64": "highest"}
 
 

@@ -3,12 +3,11 @@
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
 import devices
 import training
 import weights
-
-sys.path.append(str(Path(__file__).resolve().parent.parent))
-
 from duel.measure import parity
 
 if __name__ == "__main__":

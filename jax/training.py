@@ -58,7 +58,8 @@ class Training:
         # Plain dictionaries of arrays from here on: nnx objects would be walked in Python at every step.
         self._graph, *states = nnx.split(model, nnx.Param, nnx.BatchStat)
         parameters, statistics = (self._put(nnx.to_pure_dict(state)) for state in states)
-        self._state = (parameters, statistics, self._put(self._optimizer.init(parameters)))
+        moments = jax.device_put(self._optimizer.init(parameters), self._device)
+        self._state = (parameters, statistics, moments)
         self._batches = [self._put_batch(batch) for batch in pool.batches]
         self._train = jax.jit(self._update, donate_argnums=0)
 
@@ -109,7 +110,7 @@ class Training:
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
         """What a step on batch ``index`` would see, without taking it.
 
-        The loss, the logits (N, classes) with the batch's own statistics, and the gradient by every trainable parameter.
+        The loss, the logits (N, classes) with the batch's own statistics, and the gradient by each trainable parameter.
         """
         parameters, statistics, _ = self._state
         batch = self._batches[index % len(self._batches)]

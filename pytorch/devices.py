@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from duel.measure import device as shared
 
-# For each policy: fp32_precision of matmul and of convolution. In bf16 every operand is bfloat16 already.
+# For each policy: fp32_precision of matmul and of convolution. In bf16 every operand is bfloat16.
 FP32_PRECISION = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "float64": "ieee"}
 
 

@@ -91,7 +91,7 @@ class Training:
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
         """What a step on batch ``index`` would see, without taking it.
 
-        The loss, the logits (N, classes) with the batch's own statistics, and the gradient by every trainable parameter.
+        The loss, the logits (N, classes) with the batch's own statistics, and the gradient by each trainable parameter.
         """
         before = self.export()
         loss, logits = self._backward(*self._batches[index % len(self._batches)])

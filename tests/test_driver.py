@@ -43,7 +43,7 @@ def seconds(text: str) -> float:
 
 
 def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path) -> None:
-    done = main(*MNIST, "--wait")
+    done = main("--benchmark", "mnist", "--use_case", "1", "--wait")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = rows_of(checkout)
     assert {row["framework"]: row["status"] for row in rows} == {"jax": "finished", "pytorch": "finished"}
@@ -65,6 +65,11 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
         assert {name for name in COLUMNS if row[name] == ""} - {"cause"} == set(missing)
         for name in ("throughput", "step_seconds_p50", "peak_memory_bytes", "loss_first", "accuracy"):
             assert float(row[name]) > 0
+        # It learns real digits, and the protocol's floors hold.
+        assert row["dataset"] == "sklearn-digits"
+        assert float(row["accuracy"]) > 0.95
+        assert int(row["iterations"]) >= 50
+        assert int(row["blocks"]) >= 30
     assert json.loads(pytorch["missing"])["compile_seconds"].startswith("eager")
 
     # What a person reads.
@@ -85,7 +90,19 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
         assert other not in record["modules"]
         assert record["usable_cpus"] == sorted(os.sched_getaffinity(0))
         assert record["packages"]["numpy"]
-        assert run.script.read_text() == (checkout / "slurm_scripts" / f"{framework}_mnist_1_smoke.sh").read_text()
+        assert run.script.read_text() == (checkout / "slurm_scripts" / f"{framework}_mnist_1.sh").read_text()
+
+    # Both learn alike: fp32 losses of the first 50 steps.
+    curves = [
+        [
+            event["loss"]
+            for event in Run(checkout / "results" / "runs" / row["run_id"]).events()[0]
+            if event["event"] == "loss"
+        ]
+        for row in rows
+    ]
+    assert len(curves[0]) == len(curves[1]) == 400
+    assert all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(curves[0][:50], curves[1][:50], strict=True))
 
     # Another shell sees all of it.
     statuses = json.loads(main("status", "--json").stdout)
@@ -110,7 +127,7 @@ def check_wandb(checkout: Path, rows: list[dict[str, str]]) -> None:
         streamed = [json.loads(line) for line in records.splitlines() if '"history"' in line]
         assert len(streamed) >= len(losses) > 0
         assert row["framework"] in records
-        groups |= set(re.findall(r"mnist_1_smoke-\d{6}-\d{6}-[0-9a-f]{4}", records))
+        groups |= set(re.findall(r"mnist_1-\d{6}-\d{6}-[0-9a-f]{4}", records))
     assert len(groups) == 1, "both sides carry one group"
 
 

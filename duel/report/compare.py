@@ -110,7 +110,15 @@ def curve_remark(runs: list[Run]) -> list[str]:
 def report(runs: list[Run], results: Results) -> str:
     """What ``--wait`` ends with: the table, its remarks, and where everything lies."""
     rows = [row for run in runs for row in run.rows()]
-    lines = ["", side_by_side(rows), "", *remarks(rows), *curve_remark(runs), "", f"CSV          {os.path.relpath(results.csv)}"]
+    lines = [
+        "",
+        side_by_side(rows),
+        "",
+        *remarks(rows),
+        *curve_remark(runs),
+        "",
+        f"CSV          {os.path.relpath(results.csv)}",
+    ]
     for run in runs:
         lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")
         lines.append(

@@ -22,8 +22,8 @@ def build(layers: tuple[int, ...], classes: int) -> nnx.Module:
 class _BatchNorm(nnx.Module):
     """Batch norm as ``torch.nn.BatchNorm2d`` defines it.
 
-    Flax's own differs: its running variance is the biased one (n instead of n - 1), and its variance may be the one-pass
-    E[x²] - E[x]². Statistics are at least float32, the result has the type of the input.
+    Flax's own differs: its running variance is the biased one (n instead of n - 1), and its variance may be the
+    one-pass E[x²] - E[x]². Statistics are at least float32, the result has the type of the input.
     """
 
     def __init__(self, channels: int) -> None:
