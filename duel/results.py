@@ -268,7 +268,8 @@ class Results:
             rows = [row for run_id in sorted(known, key=_by_time) for row in known[run_id]]
             if unsettled or not self.csv.exists():
                 text = io.StringIO(newline="")
-                writer = csv.writer(text, lineterminator="\n")
+                # All quoted: a bare carriage return inside a text would otherwise end the line for readers.
+                writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
                 writer.writerow(COLUMNS)
                 writer.writerows(row.to_csv() for row in rows)
                 write_atomically(self.csv, text.getvalue())

@@ -224,6 +224,13 @@ def test_sigkill_at_random_instants_loses_no_written_row(results: Results) -> No
         assert torn == 0
 
 
+def test_a_carriage_return_in_a_text_does_not_end_the_line(results: Results) -> None:
+    run = new_run(results)
+    run.settle(state="failed", cause='one\rtwo\nthree, "four"')
+    results.merge()
+    assert [row.cause for row in results.read_csv()] == ['one\rtwo\nthree, "four"']
+
+
 def test_a_torn_last_line_of_metrics_is_counted_not_fatal(results: Results) -> None:
     run = new_run(results)
     run.metrics.write_text('{"event": "block"}\n{"event": "blo')
