@@ -64,8 +64,6 @@ class Job:
             seed=SEED,
             attempt=1,
             throughput_unit=benchmark.unit,
-            missing={"accuracy": "no held-out data: the samples are synthetic"}
-            if benchmark.dataset == "synthetic"
-            else {},
+            missing={"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {},
         )
         return [row.replace(repeat=repeat) for repeat in range(preset.repeats)]

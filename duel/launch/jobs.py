@@ -38,9 +38,10 @@ def describe(status: dict[str, Any]) -> str:
     if status["state"] == RUNNING:
         words = status.get("phase", "")
         if words == "measuring" and "done" in status:
-            words += f": {status['done']} blocks, {status['throughput']:.4g} {status['unit']}"
-        elif "loss" in status and "step" in status:
-            words += f": step {status['step']}, loss {status['loss']:.4g}"
+            words += f": {status['done']} steps of at least {status['needed']}"
+            words += f", {status['throughput']:.4g} {status['unit']}, loss {status['loss']:.4g}"
+        elif words.startswith("training") and "loss" in status:
+            words += f": step {status['step'] + 1}, loss {status['loss']:.4g}"
         return f"{words} ({status['age']:.0f} s ago)"
     if status["state"] == QUEUED:
         return status.get("phase") or "waits for its turn"

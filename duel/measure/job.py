@@ -7,29 +7,25 @@ it. Such a process (``--run_folder F --row K``) measures one row and is the only
 
 import argparse
 import contextlib
-import ctypes
-import dataclasses
-import importlib
 import importlib.metadata
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRECISIONS, PRESETS
+from duel.catalogue import FRAMEWORKS
 from duel.job import ROOT, Job
-from duel.measure import batches, parameters, probes, timing
-from duel.measure.sinks import MetricsReader, MetricsWriter, WandbSink
+from duel.measure import probes
+from duel.measure.row import describe, measure
+from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import add_options, folder_name, target_name
 from duel.record import CANCELLED, FAILED, FINISHED, RUNNING, SKIPPED, TERMINAL, Row
-from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc, write_atomically
+from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 20.0
@@ -54,7 +50,7 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
             f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' makes an interpreter that has"
         )
     if args.run_folder is not None:
-        return _measure(Run(args.run_folder), args.row, args.data, args.device, version)
+        return measure(Run(args.run_folder), args.row, args.data, args.device, version)
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are needed")
     options = {
@@ -65,9 +61,6 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"{framework}/run.py: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
         return USER_ERROR
-
-
-# -- the supervising process ------------------------------------------------------------------------------------------
 
 
 class _Stopped(Exception):
@@ -119,7 +112,7 @@ def _supervise(job: Job, data: Path) -> int:
     except _Stopped as stopped:
         state, cause, code = CANCELLED, f"ended by {stopped}", 128 + signal.Signals[str(stopped)].value
     except Exception as error:
-        cause = _describe(error)
+        cause = describe(error)
         raise
     finally:
         # From here on a second signal must not cut the record short.
@@ -204,126 +197,3 @@ def _cause(returncode: int) -> str:
     if returncode < 0:
         return f"ended by {signal.Signals(-returncode).name}"
     return f"its process ended with exit code {returncode} and without a word; see log.txt"
-
-
-# -- the measuring process --------------------------------------------------------------------------------------------
-
-
-def _die_with_parent() -> None:
-    """A killed supervisor must not leave a process behind that goes on using the device (Linux only)."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-
-class _InputError(Exception):
-    """What was asked for cannot be measured; the message says what would be valid."""
-
-
-def _measure(run: Run, number: int, data: Path, device_kind: str | None, version: str) -> int:
-    """Measure row ``number`` and write its file at its true end."""
-    _die_with_parent()
-    row = run.read_row(number).replace(framework_version=version, python_version=sys.version.split()[0])
-    emit = MetricsWriter(run.metrics)
-    try:
-        row = _measured(run, row, data, device_kind, emit)
-    except _InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        row = row.replace(status=FAILED, cause=f"input: {error}")
-    except Exception as error:  # whatever the framework raises is a row, and its traceback is in the log
-        traceback.print_exc()
-        row = row.replace(status=FAILED, cause=_describe(error))
-    run.write_row(row.replace(ended=utc()))
-    return 0 if row.status in (FINISHED, SKIPPED) else 1
-
-
-def _describe(error: Exception) -> str:
-    text = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0][:300]
-    exhausted = ("out of memory", "resource_exhausted", "can't allocate memory", "cannot allocate memory")
-    return f"out of memory: {text}" if any(words in str(error).lower() for words in exhausted) else text
-
-
-def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: MetricsWriter) -> Row:
-    benchmark, preset = BENCHMARKS[str(row.benchmark)], PRESETS[str(row.preset)]
-    size = benchmark.sizes[str(row.size)]
-    number, seed = row.row or 0, row.seed or 0
-
-    def phase(name: str) -> None:
-        """Say what comes next, and keep what is known so far: a kill must not take it along."""
-        print(name, flush=True)
-        emit("phase", row=number, phase=name)
-        run.write_row(row)
-
-    phase("finding the device")
-    devices = importlib.import_module("devices")
-    try:
-        device = devices.select(device_kind)
-    except ValueError as error:
-        raise _InputError(str(error)) from error
-    batch_size = size.batch_size[device.kind]
-    row = row.replace(
-        device_kind=device.kind,
-        device_name=device.name,
-        device_count=1,
-        driver=device.driver,
-        batch_size=batch_size,
-        missing={} if device.driver else {"driver": f"a {device.kind} device has none to ask"},
-    ).with_cell()
-    precision = PRECISIONS[str(row.precision)]
-    if device.kind not in precision.device_kinds:
-        kinds = ", ".join(precision.device_kinds)
-        return row.replace(status=SKIPPED, cause=f"{precision.name} exists on {kinds} only; this is a {device.kind}")
-    devices.set_precision(precision.name)
-
-    phase("making weights and data")
-    model = importlib.import_module(f"models.{benchmark.name}").build(**size.model)
-    arrays = parameters.initialise(importlib.import_module("weights").shapes(model), seed)
-    try:
-        pool = batches.pool(benchmark, str(row.size), batch_size, seed, data)
-    except (ValueError, OSError) as error:
-        raise _InputError(str(error)) from error
-    training = importlib.import_module("training").Training(
-        benchmark, str(row.size), pool, arrays, precision.name, device
-    )
-    row = row.replace(
-        execution=training.execution,
-        dataset=pool.dataset,
-        parameters=sum(array.size for name, array in arrays.items() if ".running_" not in name),
-        weights_sha256=parameters.sha256(arrays),
-        data_sha256=pool.sha256,
-    )
-    if number == 0:
-        record = probes.environment() | {"device": dataclasses.asdict(device), "framework": devices.versions()}
-        record["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
-        write_atomically(run.environment, json.dumps(record, indent=1) + "\n")
-
-    phase("compiling")
-    compile_seconds = training.compile()
-    eager = {"compile_seconds": f"{training.execution}: nothing is compiled ahead of time"}
-    row = row.replace(compile_seconds=compile_seconds, missing={} if compile_seconds is not None else eager)
-
-    phase(f"training the {benchmark.curve_steps} opening steps")
-    first_step_seconds, since, losses = timing.opening_steps(
-        training, benchmark.curve_steps, lambda step, loss: emit("loss", row=number, step=step, loss=loss)
-    )
-    accuracy = training.accuracy(pool.held_out) if pool.held_out is not None else None
-    row = row.replace(
-        first_step_seconds=first_step_seconds,
-        loss_first=losses[0],
-        loss_last=losses[-1],
-        loss_steps=len(losses),
-        accuracy=accuracy,
-    )
-    phase("warming up")
-    next_step, steps_per_block = timing.warm_up(training, preset, benchmark.curve_steps, since)
-
-    phase("measuring")
-    blocks = []
-    for block in timing.time_blocks(training, preset, next_step, steps_per_block):
-        blocks.append(block)
-        step_seconds = block.seconds / block.steps
-        values = {"step_seconds": step_seconds, "throughput": batch_size / step_seconds, "unit": benchmark.unit}
-        emit("block", row=number, step=block.first_step + block.steps, loss=block.loss, done=len(blocks), **values)
-    peak, kind = devices.peak_memory_bytes()
-    row = row.replace(peak_memory_bytes=peak, peak_memory_kind=kind, **timing.summary(blocks, batch_size))
-    return row.replace(status=FINISHED)

@@ -98,13 +98,13 @@ def _text(name: str, value: Any, reason: str) -> str:
 
 
 def curve_remark(runs: list[Run]) -> list[str]:
-    """How far the opening losses of two runs are apart: the largest difference relative to the larger loss."""
+    """How far the opening losses of two runs are apart, relative to the larger of each two."""
     curves = [[event["loss"] for event in run.events()[0] if event["event"] == "loss"] for run in runs]
     if len(curves) != 2 or not all(curves):
         return []
-    pairs = list(zip(*curves, strict=False))[:CURVE_STEPS]
-    worst = max(abs(a - b) / max(abs(a), abs(b)) for a, b in pairs)
-    return [f"Losses of the first {len(pairs)} steps differ by at most {worst:.1e} relative."]
+    apart = [abs(a - b) / max(abs(a), abs(b)) for a, b in zip(*curves, strict=False)][:CURVE_STEPS]
+    first, worst = apart[0], max(apart)
+    return [f"Losses differ by {first:.1e} relative at step 1, by at most {worst:.1e} in the first {len(apart)} steps."]
 
 
 def report(runs: list[Run], results: Results) -> str:

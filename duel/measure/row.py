@@ -1,0 +1,137 @@
+"""The measuring process: one fresh process, one framework, one row.
+
+It knows the framework only by the modules beside ``run.py`` (devices, training, weights), which are the same in both.
+"""
+
+import ctypes
+import dataclasses
+import importlib
+import json
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from duel.catalogue import BENCHMARKS, PRECISIONS, PRESETS
+from duel.measure import batches, parameters, probes, timing
+from duel.measure.sinks import MetricsWriter
+from duel.record import FAILED, FINISHED, SKIPPED, Row
+from duel.results import Run, utc, write_atomically
+
+
+def _die_with_parent() -> None:
+    """A killed supervisor must not leave a process behind that goes on using the device (Linux only)."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+class _InputError(Exception):
+    """What was asked for cannot be measured; the message says what would be valid."""
+
+
+def measure(run: Run, number: int, data: Path, device_kind: str | None, version: str) -> int:
+    """Measure row ``number`` and write its file at its true end."""
+    _die_with_parent()
+    row = run.read_row(number).replace(framework_version=version, python_version=sys.version.split()[0])
+    emit = MetricsWriter(run.metrics)
+    try:
+        row = _measured(run, row, data, device_kind, emit)
+    except _InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        row = run.read_row(number).replace(status=FAILED, cause=f"input: {error}")
+    except Exception as error:  # whatever the framework raises is a row, and its traceback is in the log
+        traceback.print_exc()
+        row = run.read_row(number).replace(status=FAILED, cause=describe(error))
+    run.write_row(row.replace(ended=utc()))
+    return 0 if row.status in (FINISHED, SKIPPED) else 1
+
+
+def describe(error: Exception) -> str:
+    """One line of it, headed 'out of memory' where it is that."""
+    text = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0][:300]
+    exhausted = ("out of memory", "resource_exhausted", "can't allocate memory", "cannot allocate memory")
+    return f"out of memory: {text}" if any(words in str(error).lower() for words in exhausted) else text
+
+
+def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: MetricsWriter) -> Row:
+    benchmark, preset = BENCHMARKS[str(row.benchmark)], PRESETS[str(row.preset)]
+    number, seed = row.row or 0, row.seed or 0
+
+    def phase(name: str) -> None:
+        """Say what comes next, and keep what is known so far: a kill must not take it along."""
+        print(name, flush=True)
+        emit("phase", row=number, phase=name)
+        run.write_row(row)
+
+    phase("finding the device")
+    devices = importlib.import_module("devices")
+    try:
+        device = devices.select(device_kind)
+    except ValueError as error:
+        raise _InputError(str(error)) from error
+    batch_size = benchmark.sizes[str(row.size)].batch_size[device.kind]
+    row = row.replace(
+        device_kind=device.kind,
+        device_name=device.name,
+        device_count=1,
+        driver=device.driver,
+        batch_size=batch_size,
+        missing={} if device.driver else {"driver": f"a {device.kind} device has none to ask"},
+    ).with_cell()
+    precision = PRECISIONS[str(row.precision)]
+    if device.kind not in precision.device_kinds:
+        kinds = ", ".join(precision.device_kinds)
+        return row.replace(status=SKIPPED, cause=f"{precision.name} exists on {kinds} only; this is a {device.kind}")
+
+    phase("making weights and data")
+    twin, weights = importlib.import_module("training"), importlib.import_module("weights")
+    arrays = parameters.initialise(weights.shapes(twin.build(benchmark, str(row.size))), seed)
+    try:
+        pool = batches.pool(benchmark, str(row.size), batch_size, seed, data)
+    except (ValueError, OSError) as error:
+        raise _InputError(str(error)) from error
+    training = twin.Training(benchmark, str(row.size), pool, arrays, precision.name, device)
+    row = row.replace(
+        execution=training.execution,
+        dataset=pool.dataset,
+        parameters=sum(array.size for name, array in arrays.items() if ".running_" not in name),
+        weights_sha256=parameters.sha256(arrays),
+        data_sha256=pool.sha256,
+    )
+    if number == 0:
+        record = probes.environment() | {"device": dataclasses.asdict(device), "framework": devices.versions()}
+        record["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
+        write_atomically(run.environment, json.dumps(record, indent=1) + "\n")
+
+    phase("compiling")
+    compile_seconds = training.compile()
+    eager = {"compile_seconds": f"{training.execution}: nothing to compile"}
+    row = row.replace(compile_seconds=compile_seconds, missing={} if compile_seconds is not None else eager)
+
+    phase(f"training the {benchmark.curve_steps} opening steps")
+    first_step_seconds, since, losses = timing.opening_steps(
+        training, benchmark.curve_steps, lambda step, loss: emit("loss", row=number, step=step, loss=loss)
+    )
+    accuracy = training.accuracy(pool.held_out) if pool.held_out is not None else None
+    row = row.replace(
+        first_step_seconds=first_step_seconds,
+        loss_first=losses[0],
+        loss_last=losses[-1],
+        loss_steps=len(losses),
+        accuracy=accuracy,
+    )
+    phase("warming up")
+    next_step, steps_per_block = timing.warm_up(training, preset, benchmark.curve_steps, since)
+
+    phase("measuring")
+    blocks = []
+    for block in timing.time_blocks(training, preset, next_step, steps_per_block):
+        blocks.append(block)
+        step_seconds = block.seconds / block.steps
+        values = {"step_seconds": step_seconds, "throughput": batch_size / step_seconds, "unit": benchmark.unit}
+        progress = {"done": len(blocks) * block.steps, "needed": preset.iterations}
+        emit("block", row=number, step=block.first_step + block.steps, loss=block.loss, **progress, **values)
+    peak, kind = devices.peak_memory_bytes()
+    row = row.replace(peak_memory_bytes=peak, peak_memory_kind=kind, **timing.summary(blocks, batch_size))
+    return row.replace(status=FINISHED)
