@@ -101,7 +101,7 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
         return 0
     from duel.launch import submit
 
-    submit.check(jobs, target, results)
+    submit.check(jobs, target)
     script.write(jobs, texts)
     runs = submit.start(jobs, texts, target, results)
     for run in runs:

@@ -9,6 +9,7 @@
         environment.json           packages, device, git, variables
         log.txt                    what the job printed
         launcher.txt               what the script printed before and around it
+        worker.txt                 errors of the process that started it on this machine; empty if there were none
         wandb/                     Weights & Biases' own files
 
 Files are replaced atomically in their own folder, so a kill at any instant leaves the old or the new text.
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duel.errors import UserError
 from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
 
 try:
@@ -163,11 +165,13 @@ class Run:
             self.write_row(row.replace(ended=row.ended or utc()) if ran else row)
 
     def stored_status(self) -> dict[str, Any]:
-        """status.json as it is; empty where there is none."""
+        """status.json as it is; empty where there is none, ``lost`` where it is damaged."""
         try:
             stored: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
         except FileNotFoundError:
             return {}
+        except ValueError:  # not ours to repair, and no reason to hide the other runs
+            return {"state": LOST, "cause": "its status.json is damaged"}
         return stored
 
     def status(self) -> dict[str, Any]:
@@ -184,7 +188,10 @@ class Run:
         status = self.status()
         rows = []
         for path in sorted((self.folder / "rows").glob("*.json")):
-            row = Row.from_json(path.read_text())
+            try:
+                row = Row.from_json(path.read_text())
+            except ValueError:
+                row = Row(run_id=self.id, row=int(path.stem), status=LOST, cause=f"its {path.name} is damaged")
             if status["state"] in TERMINAL and row.status not in TERMINAL:
                 state = FAILED if status["state"] in (FINISHED, SKIPPED) else status["state"]
                 row = row.replace(status=state, cause=status.get("cause") or "its run ended without it")
@@ -222,9 +229,9 @@ class Results:
         return self.folder / ".measuring.lock"
 
     def run(self, run_id: str) -> Run:
-        """The folder of ``run_id``. Raises ValueError for what cannot be a run id."""
+        """The folder of ``run_id``. Raises UserError for what cannot be a run id."""
         if not RUN_ID.fullmatch(run_id):
-            raise ValueError(
+            raise UserError(
                 f"run id {run_id!r}: 1 to 64 letters, digits, '.', '_' and '-' are valid, no '-' or '.' first"
             )
         return Run(self.folder / "runs" / run_id)
@@ -238,13 +245,13 @@ class Results:
         return sorted(found, key=lambda run: _by_time(run.id))
 
     def read_csv(self) -> list[Row]:
-        """Raises ValueError where results.csv is not one of ours."""
+        """The rows of results.csv. Raises UserError where it is not one of ours."""
         try:
             with open(self.csv, newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
                 header = reader.fieldnames or []
                 if not {"run_id", "row", "missing"} <= set(header):
-                    raise ValueError(f"{self.csv}: not a table of rows; delete it and run 'python main.py collect'")
+                    raise UserError(f"{self.csv}: not a table of rows; delete it and run 'python main.py collect'")
                 return [Row.from_csv(texts) for texts in reader]
         except FileNotFoundError:
             return []

@@ -131,6 +131,19 @@ def test_a_foreign_csv_is_refused_not_overwritten(results: Results) -> None:
     assert results.csv.read_text() == "a,b\n1,2\n"
 
 
+def test_a_damaged_file_is_a_lost_row_and_hides_no_other_run(results: Results) -> None:
+    good, torn_row, torn_status = (new_run(results) for _ in range(3))
+    good.settle(state="cancelled")
+    torn_row.settle(state="finished")
+    (torn_row.folder / "rows" / "000.json").write_text('{"run_id": ')
+    (torn_status.folder / "status.json").write_text("{")
+    assert {row.run_id: row.status for row in results.merge()} == {
+        good.id: "cancelled",
+        torn_row.id: "lost",
+        torn_status.id: "lost",
+    }
+
+
 def test_settled_runs_are_not_read_again(results: Results) -> None:
     run = new_run(results)
     run.settle(state="cancelled", cause="test")

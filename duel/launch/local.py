@@ -4,6 +4,7 @@ submitit's local executor would start all of them at once; they would share the 
 would be void.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -77,7 +78,8 @@ def work(runs: list[Run], results: Results) -> None:
             ).returncode
         if run.stored_status()["state"] not in TERMINAL:
             run.settle(state=FAILED, exit_code=code, cause=_cause(run, code))
-        results.merge()
+        with contextlib.suppress(UserError):  # a results.csv that is not ours: every command of the driver says so
+            results.merge()
 
 
 def _cause(run: Run, code: int) -> str:

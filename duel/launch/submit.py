@@ -11,7 +11,7 @@ from duel.launch.cluster import Target
 from duel.results import Results, Run, stamp, this_process
 
 
-def check(jobs: list[Job], target: Target, results: Results) -> None:
+def check(jobs: list[Job], target: Target) -> None:
     """Raises UserError, before anything is written, for what would keep a job from running."""
     if target.scheduler == "local":
         for job in jobs:

@@ -19,12 +19,13 @@ from types import FrameType
 from typing import Any
 
 from duel.catalogue import FRAMEWORKS
+from duel.errors import UserError
 from duel.job import ROOT, Job
 from duel.measure import probes
 from duel.measure.row import describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import add_options, folder_name, target_name
-from duel.record import CANCELLED, FAILED, FINISHED, RUNNING, SKIPPED, TERMINAL, Row
+from duel.record import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
 from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc
 
 POLL_SECONDS = 0.5
@@ -74,9 +75,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _open_run(job: Job, results: Results) -> Run:
     """The folder that the driver made for this job, or a new one for a script that was started by hand."""
     run_id = os.environ.get("DUEL_RUN_ID")
-    if run_id is not None and results.run(run_id).stored_status():
+    if run_id is not None and results.run(run_id).stored_status().get("state") == QUEUED:
         return results.run(run_id)
-    run = results.run(run_id or job.run_id())
+    run = results.run(job.run_id())
     run.create(job.rows(), owner=this_process(), by_hand=True)
     return run
 
@@ -94,6 +95,8 @@ def _supervise(job: Job, data: Path) -> int:
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
         exclusive = contextlib.nullcontext() if "SLURM_JOB_ID" in os.environ else locked(results.device_lock, wait=True)
         with exclusive:
+            if run.stored_status()["state"] == CANCELLED:  # while it waited
+                raise _Stopped(signal.SIGTERM.name)
             run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
             common = _common_columns()
             rows = [row.replace(**common) for row in run.rows()]
@@ -119,7 +122,10 @@ def _supervise(job: Job, data: Path) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         run.settle(state=state, cause=cause, exit_code=code)
-        results.merge(wait=False)
+        try:
+            results.merge(wait=False)
+        except UserError as error:  # the row is safe in its own file; whoever merges next says so again
+            print(f"not merged: {error}", file=sys.stderr)
         if sink is not None:
             sink.finish(run.rows(), code)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
