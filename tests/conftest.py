@@ -1,5 +1,6 @@
 """Fixtures: a private copy of the checkout to run the real commands in."""
 
+import csv
 import os
 import shutil
 import subprocess
@@ -8,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from duel.record import COLUMNS
 
 ROOT = Path(__file__).resolve().parent.parent
 Main = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -61,3 +64,10 @@ def interpreter(framework: str) -> str:
     python = ROOT / ".venv" / framework / "bin" / "python"
     assert python.exists(), f"no {python.relative_to(ROOT)}: run 'make {framework}-env' first"
     return str(python)
+
+
+def rows_of(checkout: Path) -> list[dict[str, str]]:
+    with open(checkout / "results" / "results.csv", newline="") as file:
+        reader = csv.DictReader(file)
+        assert tuple(reader.fieldnames or ()) == COLUMNS
+        return list(reader)

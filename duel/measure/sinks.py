@@ -72,7 +72,7 @@ class WandbSink:
                 group=group,
                 job_type=row.framework,
                 tags=[str(row.framework), str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
-                config={"rows": [r.to_dict() for r in rows], "environment": environment, "run_folder": str(folder)},
+                config={"rows": [_known(row) for row in rows], "environment": environment, "run_folder": str(folder)},
                 dir=folder,
                 mode=mode,
                 resume="allow",
@@ -105,6 +105,11 @@ class WandbSink:
             return
         for row in rows:
             prefix = f"row{row.row}/" if row.row else ""
-            values = {name: value for name, value in row.to_dict().items() if value is not None and name != "missing"}
-            self._run.summary.update({f"{prefix}{name}": value for name, value in values.items()})
+            self._run.summary.update({f"{prefix}{name}": value for name, value in _known(row).items()})
+        # Known only now: the job finds its accelerator itself.
+        self._run.tags += tuple({row.device_kind for row in rows if row.device_kind})
         self._run.finish(exit_code=exit_code)
+
+
+def _known(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.to_dict().items() if value is not None and name != "missing"}

@@ -1,0 +1,147 @@
+"""Mistakes: each is named with its place and what would be valid, exit code 2, nothing half-started, no traceback."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Main, rows_of
+from golden import regenerate
+
+MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
+
+
+def test_dry_run_prints_exactly_what_it_writes_and_needs_no_framework(main: Main, checkout: Path) -> None:
+    (checkout / ".venv").unlink()
+    done = main("--benchmark", "resnet50", "--use_case", "1", "--dry_run", PATH="/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    written = sorted(path.name for path in (checkout / "slurm_scripts").glob("*.sh"))
+    assert written == ["jax_resnet50_1.sh", "pytorch_resnet50_1.sh"]
+    for name in written:
+        assert (checkout / "slurm_scripts" / name).read_text() in done.stdout
+    assert not (checkout / "results" / "runs").exists()
+
+
+def test_the_command_line_is_pinned() -> None:
+    assert regenerate.command_line() == (regenerate.GOLDEN / "help.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--benchmark", "resnet5", "--use_case", "1"], "unknown benchmark 'resnet5'; valid: resnet50, mnist"),
+        (["--benchmark", "mnist", "--use_case", "9"], "unknown use case '9'; valid: 1, train_single"),
+        (["--benchmark", "mnist", "--use_case", "1", "--framework", "tf"], "invalid choice: 'tf'"),
+        (
+            ["--benchmark", "mnist", "--use_case", "1", "--preset", "long"],
+            "'long'; valid: smoke, standard, publication",
+        ),
+        (["--benchmark", "mnist", "--use_case", "1", "--device", "fpga"], "'fpga'; valid: cpu, gpu, tpu, mps"),
+        (["--benchmark", "mnist", "--use_case", "1", "--precision", "fp8"], "'fp8'; valid: fp32, tf32, bf16"),
+        (
+            ["--benchmark", "mnist", "--use_case", "1", "--target", "mars"],
+            "unknown target 'mars'; valid in cluster.yaml: local, h100",
+        ),
+        (["--benchmark", "mnist", "--use_case", "1", "--target", "a;b"], "'a;b' is no target's name"),
+        (["--benchmark", "mnist", "--use_case", "1", "--target", "$(id)"], "is no target's name"),
+        (["--benchmark", "mnist\n", "--use_case", "1"], "unknown benchmark 'mnist\\n'"),
+        (["--benchmark", "mnist"], "--benchmark and --use_case are needed"),
+        (["--bench=mnist"], "unrecognized arguments: --bench"),
+        ([], "--benchmark and --use_case are needed"),
+        (["logs", "nothing"], "no run 'nothing'"),
+        (["cancel", "../../etc"], "no run '../../etc'"),
+        (["launch"], "invalid choice: 'launch'"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named_and_nothing_is_started(
+    main: Main, checkout: Path, arguments: list[str], said: str
+) -> None:
+    refused(main(*arguments), said)
+    assert not (checkout / "results" / "runs").exists()
+    assert not list((checkout / "slurm_scripts").glob("*.sh"))
+
+
+def refused(done: "subprocess.CompletedProcess[str]", said: str) -> None:
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_missing_interpreter_is_named_before_anything_starts(main: Main, checkout: Path) -> None:
+    path = checkout / "cluster.yaml"
+    path.write_text(path.read_text().replace("jax: .venv/jax/bin/python", "jax: .venv/none/bin/python", 1))
+    refused(
+        main(*MNIST), "cluster.yaml: targets.local.python.jax: no interpreter '.venv/none/bin/python'; 'make jax-env'"
+    )
+    assert not (checkout / "results" / "runs").exists()
+    # The script says the same by hand.
+    main(*MNIST, "--dry_run")
+    script = checkout / "slurm_scripts" / "jax_mnist_1_smoke.sh"
+    by_hand = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False)
+    assert by_hand.returncode == 96
+    assert "no interpreter .venv/none/bin/python (cluster.yaml: targets.local.python.jax)" in by_hand.stderr
+
+
+def test_an_interpreter_without_its_framework_is_named(main: Main, checkout: Path) -> None:
+    path = checkout / "cluster.yaml"
+    path.write_text(path.read_text().replace("jax: .venv/jax/bin/python", "jax: .venv/pytorch/bin/python", 1))
+    refused(main(*MNIST), "targets.local.python.jax: '.venv/pytorch/bin/python' has no jax")
+    by_hand = subprocess.run(
+        [".venv/pytorch/bin/python", "jax/run.py", "--benchmark", "mnist", "--use_case", "1"],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    refused(by_hand, "has no jax")
+
+
+def test_a_malformed_cluster_file_is_named(main: Main, checkout: Path) -> None:
+    with open(checkout / "cluster.yaml", "a") as file:
+        file.write("tragets: {}\n")
+    refused(main(*MNIST), "tragets: unknown key; valid: default, targets")
+
+
+def test_a_results_folder_that_cannot_be_written_is_named(main: Main, checkout: Path) -> None:
+    shutil.rmtree(checkout / "results")
+    (checkout / "results").write_text("a file in its place")
+    refused(main(*MNIST), "results")
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_started(main: Main, checkout: Path) -> None:
+    (checkout / "results").mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8k,nr_inodes=64", "none", str(checkout / "results")]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        assert "CI" not in os.environ, "CI runs as root and can mount"
+        pytest.skip("NOT TESTED: a full disk; needs the right to mount a small file system")
+    try:
+        (checkout / "results" / "ballast").write_bytes(b"x" * 4096)
+        refused(main(*MNIST), "No space left on device")
+        assert not list((checkout / "results").glob("runs/*"))
+    finally:
+        subprocess.run(["umount", str(checkout / "results")], check=True)
+
+
+def test_broken_idx_files_are_named_before_anything_starts(main: Main, checkout: Path) -> None:
+    (checkout / "data").mkdir()
+    (checkout / "data" / "train-images-idx3-ubyte").write_bytes(b"\x00\x00\x08\x03")
+    refused(main(*MNIST), "train-images-idx3-ubyte")
+    assert not (checkout / "results" / "runs").exists()
+
+
+def test_a_device_that_is_not_there_fails_its_row_with_what_is(main: Main, checkout: Path) -> None:
+    done = main(*MNIST, "--framework", "pytorch", "--device", "mps", "--wait")
+    assert done.returncode == 1
+    (row,) = rows_of(checkout)
+    assert row["status"] == "failed"
+    assert row["cause"].startswith("input: ")
+    assert "cpu" in row["cause"]
+    assert "Traceback" not in main("logs", row["run_id"]).stdout
+
+
+def test_a_precision_that_the_device_lacks_is_a_skipped_row(main: Main, checkout: Path) -> None:
+    done = main(*MNIST, "--precision", "tf32", "--framework", "jax", "--wait")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = rows_of(checkout)
+    assert (row["status"], row["cause"]) == ("skipped", "tf32 exists on gpu only; this is a cpu")
