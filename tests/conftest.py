@@ -9,8 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from duel.record import COLUMNS
+
+settings.register_profile("duel", deadline=None)  # a busy machine is no defect
+settings.load_profile("duel")
 
 ROOT = Path(__file__).resolve().parent.parent
 Main = Callable[..., "subprocess.CompletedProcess[str]"]

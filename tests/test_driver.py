@@ -19,7 +19,7 @@ from duel.results import Results, Run
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 
 
-def wait_for(condition: Any, seconds: float = 120.0) -> Any:
+def wait_for(condition: Any, seconds: float = 240.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"

@@ -55,7 +55,7 @@ def table(statuses: list[dict[str, Any]]) -> str:
     alive = [status for status in statuses if status["state"] not in TERMINAL]
     shown = [s for s in statuses if s in alive or s in statuses[-SHOWN:]]
     width = max(len(status["run_id"]) for status in shown)
-    lines = [f"{'run':{width}}  {'state':9}  "]
+    lines = [f"{'run':{width}}  state"]
     lines += [f"{s['run_id']:{width}}  {s['state']:9}  {describe(s)}".rstrip() for s in shown]
     if len(shown) < len(statuses):
         lines.append(f"({len(statuses) - len(shown)} older ones: 'python main.py status --json' has all)")

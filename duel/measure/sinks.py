@@ -61,7 +61,8 @@ class WandbSink:
             self.note = "Weights & Biases: not installed in this interpreter; metrics.jsonl has everything"
             return
         # Decided before init: a run that turns offline afterwards is a known open bug of wandb.
-        mode: Any = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+        asked = os.environ.get("WANDB_MODE")
+        mode: Any = asked or ("online" if wandb.login(prompt=False) else "offline")
         settings = wandb.Settings(init_timeout=60, finish_timeout=60, console="off", silent=True)
         group = str(row.run_id).partition("_")[2]  # the run id without the framework: both sides of a pair share it
         try:
@@ -83,9 +84,11 @@ class WandbSink:
             return
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        python, files = (os.path.relpath(path) for path in (sys.executable, folder / "wandb"))
-        offline = f"offline; to watch: {python} -m wandb leet {files}"
-        self.note = f"Weights & Biases: {self._run.url or offline}"
+        where = self._run.url or f"{mode} ({'as asked' if asked else 'no key'})"
+        if mode == "offline":
+            python, files = (os.path.relpath(path) for path in (sys.executable, folder / "wandb"))
+            where += f"; to watch: {python} -m wandb leet {files}"
+        self.note = f"Weights & Biases: {where}"
 
     def log(self, events: list[dict[str, Any]]) -> None:
         """Stream events; blocks at most about once a second."""
