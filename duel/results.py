@@ -17,6 +17,7 @@ Files are replaced atomically in their own folder, so a kill at any instant leav
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
 import os
@@ -29,11 +30,6 @@ from typing import Any
 
 from duel.errors import UserError
 from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
-
-try:
-    import fcntl
-except ImportError:  # Windows has no flock; there the locks below do not lock
-    fcntl = None  # type: ignore[assignment]
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 HEARTBEAT_SECONDS = 5.0
@@ -68,11 +64,10 @@ def locked(path: Path, wait: bool) -> Iterator[bool]:
     """Hold the lock file ``path``; yields whether it is held (always, with ``wait``). The kernel frees it at death."""
     with open(path, "a") as file:
         held = True
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                held = False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            held = False
         yield held
 
 
