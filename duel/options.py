@@ -9,6 +9,8 @@ from pathlib import Path
 
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, PRESETS, USE_CASES
 
+TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+
 
 def benchmark_name(text: str) -> str:
     """A benchmark of the catalogue. Raises argparse's error with the valid names otherwise."""
@@ -23,7 +25,7 @@ def use_case_number(text: str) -> int:
 
 def target_name(text: str) -> str:
     """A name that is safe in a file name, a directive and a shell word."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}", text):
+    if not TARGET_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no target's name: letters, digits, '.', '_' and '-' are valid")
     return text
 

@@ -1,7 +1,6 @@
 """cluster.yaml: where jobs run. Its schema, its strict reading, and errors that name line and column."""
 
 import io
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,9 +9,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from duel.errors import UserError
+from duel.options import TARGET_NAME
 
 MAX_BYTES = 1_000_000
-TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 def _one_line(text: str) -> str:
