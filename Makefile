@@ -68,7 +68,7 @@ lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versio
 	done
 
 golden: test-env ## rewrite tests/golden and the columns in results/README.md from the code
-	@$(python) tests/golden/regenerate.py
+	@$(python) -m tests.golden.regenerate
 
 clean: ## remove the environments and caches; results stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

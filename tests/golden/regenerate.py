@@ -6,14 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from duel.catalogue import FRAMEWORKS
+from duel.job import Job
+from duel.launch import cluster, script
+from duel.record import Row
+
 GOLDEN = Path(__file__).resolve().parent
 ROOT = GOLDEN.parent.parent
-sys.path.insert(0, str(ROOT))
-
-from duel.catalogue import FRAMEWORKS  # noqa: E402 - needs the path above
-from duel.job import Job  # noqa: E402
-from duel.launch import cluster, script  # noqa: E402
-from duel.record import Row  # noqa: E402
 
 COMMANDS = ("", "status", "logs", "cancel", "collect", "doctor")
 
