@@ -17,7 +17,7 @@ def check(jobs: list[Job], target: Target) -> None:
         for job in jobs:
             where = f"cluster.yaml: targets.{job.target}.python.{job.framework}"
             local.check_interpreter(getattr(target.python, job.framework), job.framework, where)
-        for name in {BENCHMARKS[job.benchmark].dataset for job in jobs} - {"synthetic"}:
+        for name in {BENCHMARKS[job.benchmark].dataset for job in jobs}:
             try:
                 datasets.check(name, ROOT / target.data)
             except ValueError as error:

@@ -78,7 +78,7 @@ def _open_run(job: Job, results: Results) -> Run:
     if run_id is not None and results.run(run_id).stored_status().get("state") == QUEUED:
         return results.run(run_id)
     run = results.run(job.run_id())
-    run.create(job.rows(), owner=this_process(), by_hand=True)
+    run.create(job.rows(), owner=this_process())
     return run
 
 
@@ -114,7 +114,7 @@ def _supervise(job: Job, data: Path) -> int:
         state, cause, code = _verdict(run.rows())
     except _Stopped as stopped:
         state, cause, code = CANCELLED, f"ended by {stopped}", 128 + signal.Signals[str(stopped)].value
-    except Exception as error:
+    except Exception as error:  # not hidden, but its words belong into the record too
         cause = describe(error)
         raise
     finally:
