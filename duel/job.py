@@ -1,5 +1,6 @@
 """What one script runs: its names, run.py's options and the planned rows. The driver renders it, the job obeys it."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from duel.results import RUN_ID, stamp
 SEED = 0
 MODE = "default"
 ROOT = Path(__file__).resolve().parent.parent
+RENDERED, EDITED = "rendered", "edited by hand"
+_SEAL = "# sha256 of the other lines: "
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Job:
     precision: str
     device: str | None
     target: str
+    nodes: int = 1
+    devices_per_node: int = 1
+    changes: tuple[str, ...] = ()  # directives of this attempt alone, such as a longer --time
+    attempt: int = 1
 
     def __post_init__(self) -> None:
         assert self.framework in FRAMEWORKS
@@ -62,8 +69,21 @@ class Job:
             mode=MODE,
             size=preset.size,
             seed=SEED,
-            attempt=1,
+            attempt=self.attempt,
             throughput_unit=benchmark.unit,
             missing={"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {},
         )
         return [row.replace(repeat=repeat) for repeat in range(preset.repeats)]
+
+
+def seal(text: str) -> str:
+    """A script's ``text`` with a comment behind its first line that gives away later changes."""
+    first, rest = text.split("\n", 1)
+    return f"{first}\n{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n{rest}"
+
+
+def script_state(text: str) -> str:
+    """``RENDERED`` if the script is as ``seal`` left it, else ``EDITED``."""
+    first, *rest = text.split("\n", 2)
+    sealed = len(rest) == 2 and seal(f"{first}\n{rest[1]}") == text
+    return RENDERED if sealed else EDITED

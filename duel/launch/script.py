@@ -1,14 +1,19 @@
-"""From a job and a target to the text of its script. Pure: nothing here touches the disk but to read templates."""
+"""From a job and a target to the text of its script; bash is asked whether it would take the target's own lines."""
 
+import functools
+import os
 import shlex
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from duel.catalogue import USE_CASES
+from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.errors import UserError
-from duel.job import ROOT, Job
-from duel.launch.cluster import Target
+from duel.job import EDITED, ROOT, Job, script_state, seal
+from duel.launch import directives
+from duel.launch.cluster import SCOPES, Target
 from duel.results import write_atomically
 
 
@@ -31,19 +36,27 @@ ENVIRONMENT = _environment()
 def render(job: Job, target: Target, root: Path = ROOT) -> str:
     """The script of ``job`` on ``target``, for a checkout at ``root``.
 
-    Values are quoted for the shell; the target's own lines pass as they are. Raises UserError where the path of the
-    checkout cannot stand in a directive.
+    Values are quoted for the shell; the target's own lines pass as they are. Raises UserError where the target cannot
+    take the job, has no interpreter for it, or where the path of the checkout cannot stand in a directive.
     """
-    logs = str(root / "results" / "logs")
-    if target.scheduler == "slurm" and not set(logs).isdisjoint(" \t'\"\\#;%"):
+    target = target.for_job(job)
+    _parse(job, target)
+    python = getattr(target.python, job.framework)
+    if python is None:
+        others = [f"--framework {name}" for name in FRAMEWORKS if getattr(target.python, name) is not None]
         raise UserError(
-            f"{root}: a path with a space, quote, backslash, ';', '#' or '%' cannot stand in an #SBATCH line"
+            f"target {job.target!r} has no interpreter for {job.framework} "
+            f"(cluster.yaml: targets.{job.target}.python.{job.framework} is null); valid: {', '.join(others) or 'none'}"
         )
-    template = "slurm.sh.j2" if target.scheduler == "slurm" else "job.sh.j2"
     variables = {"WANDB_PROJECT": target.wandb.project}
-    if target.wandb.mode != "auto":
-        variables["WANDB_MODE"] = target.wandb.mode
-    return ENVIRONMENT.get_template(template).render(
+    if target.wandb.mode != "auto" or not target.internet:
+        variables["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
+    device = ["--device", target.device] if target.device and not job.device else []
+    options = [*job.options, *device, f"--data={target.data}"]
+    slurm = target.scheduler == "slurm"
+    template = "slurm.sh.j2" if slurm else "job.sh.j2"
+    text = ENVIRONMENT.get_template(template).render(
+        shebang=target.shebang,
         framework=job.framework,
         benchmark=job.benchmark,
         use_case=job.use_case,
@@ -54,24 +67,71 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
         template=template,
         script=f"{job.stem}.sh",
         stem=job.stem,
-        by_hand="sbatch" if target.scheduler == "slurm" else "bash",
+        by_hand=target.submit if slurm else "bash",
         root=str(root),
-        logs=logs,
-        directives=target.directives,
-        launcher=target.launcher,
+        directives=directives_of(job, target, root) if slurm else [],
+        launcher=f"{target.launcher} " if target.launcher else "",
+        node_launcher=target.node_launcher,
         setup=target.setup,
         variables=variables,
-        python=getattr(target.python, job.framework),
-        remedy=f"'make {job.framework}-env' makes one",
-        options=[*job.options, "--data", target.data],
+        python=python,
+        remedy=f"(cluster.yaml: targets.{job.target}.python.{job.framework}); make {job.framework}-env makes one",
+        command=shlex.join([f"{job.framework}/run.py", *options]),
     )
+    return seal(text)
 
 
-def write(jobs: list[Job], texts: list[str]) -> list[Path]:
-    """Write each text to ``slurm_scripts/<stem>.sh``; returns the paths."""
+def _parse(job: Job, target: Target) -> None:
+    """Raises UserError for lines of the target that bash would not take, or that would swallow those behind them."""
+    texts = {f"setup.{scope}": "\n".join(getattr(target.setup, scope)) for scope in SCOPES}
+    texts |= {"launcher": f"{target.launcher or ''} true", "node_launcher": f"{target.node_launcher} true"}
+    for key, text in texts.items():
+        if text and (words := _complaint(text)):
+            raise UserError(f"cluster.yaml: targets.{job.target}.{key}: {words}")
+
+
+@functools.lru_cache(maxsize=64)
+def _complaint(text: str) -> str:
+    """What bash has against ``text``, its warning of an endless here-document included; empty for nothing."""
+    if text.endswith("\\"):
+        return "the last line ends in a backslash: the one that it goes on with is missing"
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}  # and no BASH_ENV
+    parsed = subprocess.run(["bash", "-n"], input=text, env=environment, capture_output=True, text=True, check=False)
+    return next(iter(parsed.stderr.splitlines()), "").removeprefix("bash: ")
+
+
+def directives_of(job: Job, target: Target, root: Path) -> list[str]:
+    """The lines of the '#SBATCH' block, in order: Duel's own, the target's (as ``for_job`` made it), the job's changes.
+
+    Raises UserError where the path of the checkout cannot stand in one.
+    """
+    logs = str(root / "results" / "logs")
+    limit = directives.minutes(directives.value([*target.directives, *job.changes], "--time") or "")
+    warn = 60 if limit is None else round(min(max(limit * 6, 15), 120))  # a tenth of it: time to end a row in order
+    own = directives.without(
+        [f"--job-name={job.stem}", f"--output={logs}/%j_0_log.out", "--no-requeue", f"--signal=B:USR2@{warn}"],
+        target.directives,
+        target.without,
+    )
+    safe = logs.isprintable() and set(logs).isdisjoint(" '\"\\#;%")
+    if any(logs in line for line in own) and not safe:
+        raise UserError(
+            f"{root}: a path with a space, quote, backslash, ';', '#' or '%' cannot stand in an #SBATCH line"
+        )
+    return directives.replace([*own, *target.directives], job.changes)
+
+
+def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list[Path]:
+    """Write each text to ``slurm_scripts/<stem>.sh``; returns the paths. A script edited by hand is kept beside it."""
+    # A script may be submitted by hand next, and Slurm fails a job whose log it cannot open without a word.
+    (ROOT / "results" / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = [ROOT / "slurm_scripts" / f"{job.stem}.sh" for job in jobs]
     for path, text in zip(paths, texts, strict=True):
         path.parent.mkdir(exist_ok=True)
+        if path.exists() and script_state(path.read_text(errors="replace")) == EDITED:
+            kept = path.with_suffix(".edited.sh")
+            path.replace(kept)
+            say(f"{path.name} was edited by hand: kept as {kept.name}, and rendered anew")
         write_atomically(path, text)
         path.chmod(0o755)
     return paths

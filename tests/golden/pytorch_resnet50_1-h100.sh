@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# sha256 of the other lines: 36d0b7c988e8ffd4301ebffbf14afc64dadc480781f40d240bff0f47868d2b22
 # Duel: pytorch, resnet50, use case 1 (training on one device), preset standard, fp32, target h100.
 # Rendered from templates/slurm.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # By hand, any number of times, each a run of its own under results/runs/:
@@ -6,22 +7,46 @@
 #SBATCH --job-name=pytorch_resnet50_1
 #SBATCH --output=/opt/duel/results/logs/%j_0_log.out
 #SBATCH --no-requeue
+#SBATCH --signal=B:USR2@120
 #SBATCH --partition=h100
 #SBATCH --nodes=1
-#SBATCH --ntasks=1
+#SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=h100:1
 #SBATCH --time=00:30:00
 set -eo pipefail
+export DUEL_SCRIPT="$(cat -- "$0")"  # kept with the run, and told apart from a script that was changed by hand
 cd -- /opt/duel || exit 97
-set -u  # not before the site's own lines: module and conda scripts read unset variables
-unset PYTHONSAFEPATH  # run.py imports its neighbours by name
-export WANDB_PROJECT=duel
-python=.venv/pytorch/bin/python
-if ! command -v -- "$python" >/dev/null; then
-    echo "$0: no interpreter $python (cluster.yaml: targets.h100.python.pytorch); 'make pytorch-env' makes one" >&2
-    exit 96
+if [[ -z ${SLURM_JOB_ID-} ]]; then
+    echo "$0 is for Slurm: sbatch slurm_scripts/pytorch_resnet50_1.sh" >&2
+    exit 98
 fi
 # The driver hands the run's id over as the job's name; by hand run.py makes one.
 if [[ ${SLURM_JOB_NAME-} == pytorch_resnet50_1-* ]]; then export DUEL_RUN_ID=$SLURM_JOB_NAME; fi
-exec srun "$python" pytorch/run.py --benchmark resnet50 --use_case 1 --preset standard --precision fp32 --target h100 --data data
+module load gcc
+export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+export WANDB_PROJECT=duel
+export WANDB_MODE=offline
+unset PYTHONSAFEPATH  # run.py imports its neighbours by name
+srun --ntasks-per-node=1 --ntasks=1 bash -eo pipefail -c 'mkdir -p /tmp/duel
+'
+task='cd -- /opt/duel || exit 97
+export TMPDIR="/tmp/duel"
+command -v -- "$1" >/dev/null || { echo "$0: no interpreter $1 (cluster.yaml: targets.h100.python.pytorch); make pytorch-env makes one" >&2; exit 96; }
+exec "$@"
+'
+[[ -z ${SLURM_CPUS_PER_TASK-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not inherit it
+
+# The warning before a time limit reaches this shell alone (--signal=B:USR2): it is passed on. bash runs a trap only
+# between commands, so the launcher runs beside it, and an interrupted wait is taken up again.
+launched= again=
+trap 'again=1; [[ -z $launched ]] || kill -USR2 "$launched" || :' USR2
+trap 'again=1; [[ -z $launched ]] || kill -TERM "$launched" || :' TERM
+srun --cpu-bind=cores bash -eo pipefail -c "$task" pytorch_resnet50_1.sh .venv/pytorch/bin/python pytorch/run.py --benchmark resnet50 --use_case 1 --preset standard --precision fp32 --target h100 --device gpu --data=data &
+launched=$!
+while
+    again=
+    wait "$launched" && code=0 || code=$?
+    [[ -n $again ]]
+do :; done
+exit "$code"
