@@ -1,0 +1,589 @@
+"""What Slurm says of jobs, on the recorded words of a real Slurm 22.05.8 and on any other text.
+
+``recorded/`` holds what its tools printed, in full or, where the name says of what, the lines of some jobs.
+``recorded/reasons.txt`` has the reasons that Slurm's source knows (src/common/job_state_reason.c, 22.05 and 25.11).
+"""
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duel.launch import queue
+from duel.launch.queue import ALIVE, BLOCKED, ENDED, UNKNOWN, WAITING, Answer, SlurmJob, ask, judge
+
+RECORDED = Path(__file__).parent / "recorded"
+REASONS = (RECORDED / "reasons.txt").read_text().split()
+NOW = datetime.fromisoformat("2026-11-21T00:20:00").timestamp()
+
+# https://slurm.schedmd.com/job_state_codes.html, and the states of squeue(1) and sacct(1) of 22.05.
+STATES = {
+    WAITING: "PENDING",
+    ALIVE: "RUNNING CONFIGURING COMPLETING SUSPENDED STOPPED RESIZING SIGNALING STAGE_OUT REQUEUED REQUEUE_FED"
+    " POWER_UP_NODE UPDATE_DB EXPEDITING",
+    BLOCKED: "REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+    ENDED: "COMPLETED FAILED TIMEOUT OUT_OF_MEMORY NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL PREEMPTED CANCELLED"
+    " DEADLINE REVOKED",
+}
+JOB = SlurmJob("7", "run", "ada", "PENDING", "PENDING", "", "", "", "1:00:00")
+texts = st.text(st.characters(codec="utf-8"))
+
+StandIn = Callable[..., None]
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """Puts a stand-in for ``squeue`` or ``sacct`` on the path, and counts its calls; nothing else is on the path."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def make(tool: str, text: str = "", code: int = 0, script: str = "") -> None:
+        (tmp_path / f"{tool}.txt").write_text(text, newline="")
+        says = f"/bin/cat '{tmp_path}/{tool}.txt' {'>&2' if code else ''}; exit {code}"
+        path = tmp_path / "bin" / tool
+        lines = ["#!/bin/sh", f"printf '%s\\n' \"$@\" > '{tmp_path}/{tool}.arguments'"]
+        lines += [f"echo >> '{tmp_path}/{tool}.calls'", script or says]
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o755)
+
+    return make
+
+
+@pytest.fixture
+def calls(tmp_path: Path) -> Callable[[], tuple[int, int]]:
+    def count() -> tuple[int, int]:
+        files = [tmp_path / f"{tool}.calls" for tool in ("squeue", "sacct")]
+        squeue, sacct = (len(file.read_text().splitlines()) if file.exists() else 0 for file in files)
+        return squeue, sacct
+
+    return count
+
+
+def recorded(name: str) -> str:
+    with open(RECORDED / f"{name}.txt", newline="") as file:
+        return file.read()
+
+
+def never(jobs: list[SlurmJob]) -> bool:
+    return False
+
+
+def always(jobs: list[SlurmJob]) -> bool:
+    return True
+
+
+def by_name(answer: Answer) -> dict[str, SlurmJob]:
+    assert len({job.name for job in answer.jobs}) == len(answer.jobs)
+    return {job.name: job for job in answer.jobs}
+
+
+# -- recorded output --
+
+NODE_IS_DOWN = "ReqNodeNotAvail, UnavailableNodes:h100-2"
+NODES_ARE_DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+SAID_BY_SQUEUE = {
+    "completed": (ENDED, queue.COMPLETED, "completed"),
+    "code-1": (ENDED, queue.CODE, "its script ended with exit code 1"),
+    "code-3": (ENDED, queue.CODE, "its script ended with exit code 3"),
+    "code-137": (ENDED, queue.CODE, "its script ended with exit code 137"),
+    "code-200": (ENDED, queue.CODE, "its script ended with exit code 200"),
+    "signal-9": (ENDED, queue.CODE, "its script was ended by signal 9"),
+    "no-log-folder": (
+        ENDED,
+        queue.NEVER_RAN,
+        "never ran: Slurm could not open its log file; is its folder there?",
+    ),
+    "timed-out": (ENDED, queue.TIME_LIMIT, "reached its time limit"),
+    "cancelled": (ENDED, queue.CANCELLED, "cancelled"),
+    "cancelled-while-held": (ENDED, queue.CANCELLED, "cancelled"),
+    "runs": (ENDED, queue.CANCELLED, "cancelled"),
+    "node-failed": (ENDED, queue.INFRASTRUCTURE, "node h100-2 failed"),
+    "over-deadline": (ENDED, queue.NEVER_RAN, "could not start before its deadline"),
+    "on-tpu": (ALIVE, "", "runs"),
+    "urgent": (ALIVE, "", "runs"),
+    "requeued": (ALIVE, "", "runs"),
+    "suspended": (ALIVE, "", "is suspended"),
+    "first-in-line": (WAITING, "", "waits for free resources"),
+    "preempted-requeued": (WAITING, "", "waits for free resources"),
+    "second-in-line": (WAITING, "", "waits behind jobs of higher priority"),
+    "begins-later": (WAITING, "", "waits for its begin time, or for the pause after a requeue to end (BeginTime)"),
+    "node-is-down": (
+        WAITING,
+        "",
+        f"waits for nodes that are down, drained or reserved, maybe for ever: see 'sinfo -R' ({NODE_IS_DOWN})",
+    ),
+    "nodes-are-down": (
+        WAITING,
+        "",
+        f"waits for nodes that are taken, reserved, drained or down: see 'sinfo -R' ({NODES_ARE_DOWN})",
+    ),
+    "held": (BLOCKED, "", "blocked: it is held: 'scontrol release 9' lets it go (JobHeldUser)"),
+    "requeued-held": (
+        BLOCKED,
+        "",
+        "blocked: it is held: 'scontrol release 28' lets it go, once the cause is mended (job requeued in held state)",
+    ),
+    "special": (
+        BLOCKED,
+        "",
+        "blocked: it is held after its requeue, as a special case: 'scontrol release 29' lets it go",
+    ),
+    "too-long": (
+        BLOCKED,
+        "",
+        "blocked: its time limit is over the partition's: lower it or choose another partition (PartitionTimeLimit)",
+    ),
+    "too-many-nodes": (
+        BLOCKED,
+        "",
+        f"blocked: {queue._PENDING['PartitionNodeLimit'][1]} (PartitionNodeLimit)",
+    ),
+    "partition-down": (
+        BLOCKED,
+        "",
+        "blocked: the partition is down: choose another one or ask the site (PartitionDown)",
+    ),
+    "depends-in-vain": (
+        BLOCKED,
+        "",
+        "blocked: the job it depends on has failed: cancel it and submit it again (DependencyNeverSatisfied)",
+    ),
+    # Other people's jobs of the same user may be called anything.
+    'other | people\'s, 100% "names"': (ENDED, queue.COMPLETED, "completed"),
+    "two": (ENDED, queue.COMPLETED, "completed"),
+    "größe": (ENDED, queue.COMPLETED, "completed"),
+}
+SAID_BY_SQUEUE["node-failed-requeued"] = SAID_BY_SQUEUE["node-is-down"]
+SAID_BY_SQUEUE["depends"] = SAID_BY_SQUEUE["depends-in-vain"]
+
+
+def test_what_squeue_printed_is_put_into_words(stand_in: StandIn, calls: Callable[[], tuple[int, int]]) -> None:
+    stand_in("squeue", recorded("squeue"))
+    stand_in("sacct")
+    answer = ask(["root"], NOW, always)
+    jobs = by_name(answer)
+    assert {name: dataclasses.astuple(judge(job)) for name, job in jobs.items()} == SAID_BY_SQUEUE
+    assert jobs["code-3"] == SlurmJob(
+        id="2",
+        name="code-3",
+        user="root",
+        state="FAILED",
+        raw="FAILED",
+        reason="NonZeroExitCode",
+        nodes="cpu-1",
+        start="2026-11-21T00:09:45",
+        limit="2:00:00",
+        exit_code="3:0",
+        restarts=0,
+    )
+    assert {name: job.restarts for name, job in jobs.items() if job.restarts} == {
+        "requeued": 1,
+        "requeued-held": 1,
+        "special": 1,
+        "node-failed-requeued": 1,
+        "preempted-requeued": 1,
+    }
+    assert {name: queue.when(job.start, NOW) for name, job in jobs.items() if judge(job).kind == WAITING} == {
+        "begins-later": "expected to start 01:09 (in 50 min)",
+        "first-in-line": "expected to start 02:09 (in 1 h 50 min)",
+        "second-in-line": "expected to start 04:09 (in 3 h 49 min)",
+        "preempted-requeued": "expected to start 02:11 (in 1 h 52 min)",
+        "node-is-down": "",
+        "nodes-are-down": "",
+        "node-failed-requeued": "",
+    }
+    assert (answer.notes, answer.controller, answer.accounting) == ([], True, None)
+    assert calls() == (1, 0)
+
+
+def test_what_sacct_printed_means_the_same(stand_in: StandIn, calls: Callable[[], tuple[int, int]]) -> None:
+    stand_in("squeue", recorded("squeue-down"), code=1)
+    stand_in("sacct", recorded("sacct"))
+    answer = ask(["root"], NOW, never)
+    jobs = by_name(answer)
+    said = {name: dataclasses.astuple(judge(job))[:2] for name, job in jobs.items()}
+    expected = {name: said[:2] for name, said in SAID_BY_SQUEUE.items()}
+    # Never eligible and still pending: only squeue knows them. It also says why a job of many nodes waits.
+    for name in ("held", "depends", "depends-in-vain"):
+        del expected[name]
+    expected["other | people's, 100% `names`"] = expected.pop('other | people\'s, 100% "names"')
+    expected["special"] = (BLOCKED, "")
+    assert said == expected
+    assert judge(jobs["cancelled"]).words == "cancelled by user 0"
+    assert {name for name, job in jobs.items() if job.restarts} == {
+        "requeued",
+        "requeued-held",
+        "special",
+        "node-failed-requeued",
+        "preempted-requeued",
+    }
+    assert jobs["code-137"].exit_code == "9:0"  # sacct's own doing
+    assert jobs["no-log-folder"].exit_code == "0:53"
+    assert (jobs["first-in-line"].nodes, jobs["first-in-line"].start) == ("", "")
+    assert answer.notes == [
+        "the queue cannot be asked: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    ]
+    assert (answer.controller, answer.accounting) == (False, True)
+    assert calls() == (1, 1)
+
+
+def test_the_record_of_a_refused_submission_is_no_job(stand_in: StandIn) -> None:
+    assert "BadConstraints\x1frefused" in recorded("squeue")
+    assert "None\x1frefused" in recorded("sacct")  # here without a reason
+    for squeue, sacct in [("squeue", "sacct"), ("squeue-preempted", "sacct"), ("squeue", "sacct-preempted")]:
+        stand_in("squeue", recorded(squeue))
+        stand_in("sacct", recorded(sacct))
+        assert not {"refused", "refused-too"} & {job.name for job in ask(["root"], NOW, never).jobs}
+
+
+def test_a_requeued_job_is_alive_although_the_accounting_has_its_earlier_end(stand_in: StandIn) -> None:
+    stand_in("squeue", recorded("squeue-preempted"))
+    stand_in("sacct", recorded("sacct-preempted"))
+    job = by_name(ask(["root"], NOW, never))["preempted-requeued"]
+    assert (job.state, judge(job).kind, job.restarts) == ("PENDING", WAITING, 1)
+    stand_in("squeue", recorded("squeue-stopped"), code=1)
+    answer = ask(["root"], NOW, never)
+    assert dataclasses.astuple(judge(by_name(answer)["preempted-requeued"])) == (
+        ENDED,
+        queue.PREEMPTED,
+        "preempted by a job of higher priority",
+    )
+    assert not answer.controller  # so the caller knows that this may not be the last word
+    assert answer.notes == ["the queue cannot be asked: slurm_load_jobs error: Socket timed out on send/recv operation"]
+
+
+def test_the_latest_of_several_records_counts_whatever_their_order(stand_in: StandIn) -> None:
+    stand_in("squeue")
+    stand_in("sacct", "".join(reversed(recorded("sacct").splitlines(keepends=True))))
+    jobs = by_name(ask(["root"], NOW, never))
+    assert (jobs["requeued"].state, jobs["requeued"].restarts) == ("RUNNING", 1)
+    assert (jobs["preempted-requeued"].state, jobs["preempted-requeued"].restarts) == ("PENDING", 1)
+
+
+def test_a_job_on_its_way_back_into_the_queue_is_alive_or_blocked(stand_in: StandIn) -> None:
+    stand_in("squeue", recorded("squeue-completing"))
+    kinds = {job.name: (job.state, judge(job).kind) for job in ask(["root"], NOW, always).jobs}
+    assert kinds == {
+        "requeued": ("COMPLETING", ALIVE),
+        "special": ("COMPLETING", ALIVE),
+        "requeued-held": ("PENDING", BLOCKED),
+    }
+
+
+@pytest.mark.parametrize(
+    ("recording", "words"),
+    [
+        ("sacct-down", "sacct: error: Problem talking to the database: Connection refused"),
+        ("sacct-off", "Slurm accounting storage is disabled"),
+    ],
+)
+def test_accounting_that_does_not_answer_is_a_note(recording: str, words: str, stand_in: StandIn) -> None:
+    stand_in("squeue", recorded("squeue"))
+    stand_in("sacct", recorded(recording), code=1)
+    answer = ask(["root"], NOW, never)
+    assert set(by_name(answer)) == set(SAID_BY_SQUEUE)
+    assert answer.notes == [f"the accounting cannot be asked: {words}"]
+    assert (answer.controller, answer.accounting) == (True, False)
+
+
+# -- how the tools are called --
+
+
+def test_known_sees_what_squeue_said_and_decides_about_sacct(
+    stand_in: StandIn, calls: Callable[[], tuple[int, int]]
+) -> None:
+    stand_in("squeue", recorded("squeue"))
+    stand_in("sacct", recorded("sacct"))
+    seen: list[set[str]] = []
+
+    def known(jobs: list[SlurmJob]) -> bool:
+        seen.append({job.name for job in jobs})
+        return "completed" in seen[-1]
+
+    assert ask(["root"], NOW, known).accounting is None
+    assert seen == [set(SAID_BY_SQUEUE)]
+    assert calls() == (1, 0)
+
+
+def test_the_arguments(stand_in: StandIn, tmp_path: Path) -> None:
+    stand_in("squeue")
+    stand_in("sacct")
+    since = time.time() - 7200
+    ask(["root", "daemon", "root"], since, never)
+    squeue = (tmp_path / "squeue.arguments").read_text().splitlines()
+    sacct = (tmp_path / "sacct.arguments").read_text().splitlines()
+    assert squeue[:-1] == ["--states=all", "--noheader", "--user=daemon,root", "-O"]
+    assert set(sacct) >= {"-X", "-P", "-D", "-n", "--user=daemon,root", "--delimiter=\x1f"}
+    begin, end = (
+        datetime.fromisoformat(argument.partition("=")[2]).timestamp()
+        for option in ("--starttime=", "--endtime=")
+        for argument in sacct
+        if argument.startswith(option)
+    )
+    assert since - 3701 <= begin <= since - 3600
+    assert end >= time.time() + 3600
+
+
+def test_the_users_own_formats_and_filters_stay_out(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shaping = ("SQUEUE_FORMAT", "SQUEUE_STATES", "SQUEUE_USERS", "SQUEUE_SORT", "SACCT_FORMAT", "SACCT_FEDERATION")
+    for name in (*shaping, "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SLURM_CONF"):
+        monkeypatch.setenv(name, "mine")
+    for tool in ("squeue", "sacct"):
+        stand_in(tool, script=f'/usr/bin/env > "{tmp_path}/{tool}.environment"')
+    ask(["root"], NOW, never)
+    for tool in ("squeue", "sacct"):
+        found = re.findall(r"^(?:SLURM|SQUEUE|SACCT)_.*", (tmp_path / f"{tool}.environment").read_text(), re.MULTILINE)
+        assert found == ["SLURM_CONF=mine"]
+
+
+def test_tools_that_are_not_here_are_notes(stand_in: StandIn) -> None:
+    answer = ask(["root"], NOW, never)
+    assert answer == Answer(
+        [],
+        [
+            "the queue cannot be asked: squeue: No such file or directory",
+            "the accounting cannot be asked: sacct: No such file or directory",
+        ],
+        controller=False,
+        accounting=False,
+    )
+
+
+def test_a_tool_that_fails_without_a_word(stand_in: StandIn) -> None:
+    stand_in("squeue", code=3)
+    assert ask(["root"], NOW, always).notes == ["the queue cannot be asked: squeue ended with exit code 3"]
+
+
+def test_a_tool_that_hangs_is_ended_with_all_that_it_started(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "TIMEOUT_SECONDS", 1.0)
+    # As at sites whose squeue is a script: the child would keep the pipe open after the script's death.
+    stand_in("squeue", script=f'/bin/sleep 300 &\necho $! > "{tmp_path}/child"\nwait')
+    begin = time.monotonic()
+    answer = ask(["root"], NOW, always)
+    assert time.monotonic() - begin < 30
+    assert answer.notes == ["the queue cannot be asked: squeue has not answered for 1 s"]
+    assert not answer.controller
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_user_whom_the_machine_does_not_know_costs_the_others_nothing(
+    stand_in: StandIn, calls: Callable[[], tuple[int, int]], tmp_path: Path
+) -> None:
+    stand_in("squeue", recorded("squeue"))
+    answer = ask(["root", "no such user", "with\0zero"], NOW, always)
+    assert set(by_name(answer)) == set(SAID_BY_SQUEUE)
+    assert answer.notes == [
+        "no jobs can be asked for of 'no such user': no user of this machine",
+        "no jobs can be asked for of 'with\\x00zero': no user of this machine",
+    ]
+    assert "--user=root" in (tmp_path / "squeue.arguments").read_text().splitlines()
+    assert ask([str(os.getuid())], NOW, always).controller  # a uid, where there is no name
+    assert calls() == (2, 0)
+    alone = ask(["no such user"], NOW, never)
+    assert (alone.jobs, alone.controller, alone.accounting) == ([], False, None)
+    assert calls() == (2, 0)
+
+
+@given(said=texts, recorded_text=texts)
+def test_any_text_gives_an_answer(said: str, recorded_text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue, "_output", lambda command, *_: said if command[0] == "squeue" else recorded_text)
+        answer = ask(["root"], NOW, never)
+    assert (answer.controller, answer.accounting) == (True, True)
+    for job in answer.jobs:
+        assert judge(job).words
+
+
+fields = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_characters=queue.SEPARATOR + "\n\r")), min_size=9, max_size=9
+)
+
+
+@given(number=st.integers(0), most=fields, tool=st.sampled_from([queue._from_squeue, queue._from_sacct]))
+def test_any_record_gives_a_job_and_a_verdict(
+    number: int, most: list[str], tool: Callable[[str], dict[str, SlurmJob]]
+) -> None:
+    (job,) = tool(queue.SEPARATOR.join([str(number), *most])).values()
+    assert (job.id, job.name) == (str(number), most[-1].strip())
+    assert judge(job).words
+
+
+# -- states, reasons and words --
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [(kind, state) for kind, states in STATES.items() for state in states.split()]
+)
+def test_every_documented_state_has_a_verdict(kind: str, state: str) -> None:
+    for nodes in ("", "h100-1", "h100-[1-2]"):
+        verdict = judge(dataclasses.replace(JOB, state=state, raw=state, nodes=nodes))
+        assert verdict.kind == kind
+        assert bool(verdict.cause) == (kind == ENDED)
+        assert len(verdict.words) > 3
+        assert "  " not in verdict.words
+
+
+def test_an_unknown_state_decides_nothing() -> None:
+    assert dataclasses.astuple(judge(dataclasses.replace(JOB, state="XYZ", raw="XYZ by 7"))) == (
+        UNKNOWN,
+        "",
+        "unknown state 'XYZ by 7'",
+    )
+    assert judge(dataclasses.replace(JOB, state="", raw="")).kind == UNKNOWN
+
+
+def pending(reason: str) -> queue.Verdict:
+    return judge(dataclasses.replace(JOB, reason=reason))
+
+
+# Said of jobs that have ended; should a pending one have them, they are shown as they are.
+OF_ENDED_JOBS = {"InactiveLimit", "NonZeroExitCode", "OutOfMemory", "RaisedSignal", "TimeLimit"}
+
+
+@pytest.mark.parametrize("reason", sorted(set(REASONS) - {"None"} - OF_ENDED_JOBS))
+def test_every_documented_reason_has_words_of_its_own(reason: str) -> None:
+    verdict = pending(reason)
+    assert verdict.kind in (WAITING, BLOCKED)
+    assert verdict.words.startswith("blocked: ") == (verdict.kind == BLOCKED)
+    assert not verdict.words.startswith("waits (")
+    assert verdict.words.endswith(f"({reason})") or reason in ("Resources", "Priority")
+    never_by_itself = re.search(r"Per(Job|Node)(Limit)?$|^QOSMin|NotAllowed|^Invalid|NeverSat|^JobH|^Partition", reason)
+    others = ("BadConstraints", "MaxMemPerLimit", "BurstBufferOperation", "SystemFailure")
+    others += ("ReservationDeleted", "ReservationInvalid")
+    assert (verdict.kind == BLOCKED) == (bool(never_by_itself) or reason in others)
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "words"),
+    [
+        ("AssocGrpGRES", WAITING, "waits until others of its user or group have ended"),
+        ("QOSMaxGRESPerUser", WAITING, "waits until others of its user or group have ended"),
+        ("MaxGRESPerAccount", WAITING, "waits until others of its user or group have ended"),
+        ("AssocGrpCPURunMinutesLimit", WAITING, "waits until others of its user or group have ended"),
+        ("AssocGrpCPUMinutesLimit", WAITING, "its group's budget is used up"),
+        ("QOSGrpWallLimit", WAITING, "its group's budget is used up"),
+        ("QOSMaxWallDurationPerJobLimit", BLOCKED, "blocked: one job may not have so much time: lower its time limit"),
+        ("QOSMaxGRESMinutesPerJob", BLOCKED, "blocked: one job may not have so much for so long"),
+        ("QOSMaxGRESPerNode", BLOCKED, "blocked: one job may not have so much: ask for less"),
+        ("QOSMinGRES", BLOCKED, "blocked: its quality of service demands larger jobs"),
+        ("ReqNodeNotAvail, Reserved for maintenance", WAITING, "waits for a maintenance to end: a lower time limit"),
+        ("ReqNodeNotAvail,_UnavailableNodes:a[1-2]", WAITING, "waits for nodes that are down, drained or reserved"),
+        ("launch failed requeued held", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go, once"),
+        ("launch_failed_requeued_held", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go, once"),
+        ("user env retrieval failed requeued held", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go"),
+        ("job requeued in special exit state", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go"),
+        (
+            "Job's account not permitted to use this partition (a allows b not c)",
+            BLOCKED,
+            "blocked: change its account, quality of service or partition (Job's account not permitted",
+        ),
+        ("", WAITING, "has not been looked at yet"),
+        ("A_new_reason: of 2031", WAITING, "waits (A new reason: of 2031)"),
+        ("{id} {0} %s", WAITING, "waits ({id} {0} %s)"),
+    ],
+)
+def test_reasons(reason: str, kind: str, words: str) -> None:
+    verdict = pending(reason)
+    assert (verdict.kind, verdict.words[: len(words)]) == (kind, words)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "nodes", "cause", "words"),
+    [
+        ("0:9", "h100-1", queue.CODE, "its script was ended by signal 9"),
+        ("3:0", "h100-1", queue.CODE, "its script ended with exit code 3"),
+        ("0:53", "h100-1", queue.NEVER_RAN, "never ran: Slurm could not open its log file; is its folder there?"),
+        ("", "h100-1", queue.CODE, "failed"),
+        ("0:0", "", queue.NEVER_RAN, "failed before it got a node"),
+    ],
+)
+def test_failed(exit_code: str, nodes: str, cause: str, words: str) -> None:
+    # Whatever the reason: both tools give misleading ones to jobs that have failed.
+    for reason in ("", "JobLaunchFailure", "NodeDown", "JobHeldUser"):
+        job = dataclasses.replace(JOB, state="FAILED", reason=reason, exit_code=exit_code, nodes=nodes)
+        assert dataclasses.astuple(judge(job)) == (ENDED, cause, words)
+
+
+@given(state=st.sampled_from(" ".join(STATES.values()).split()) | texts, reason=texts, raw=texts, code=texts)
+def test_any_job_has_a_verdict(state: str, reason: str, raw: str, code: str) -> None:
+    verdict = judge(dataclasses.replace(JOB, state=state, raw=raw, reason=reason, exit_code=code))
+    assert verdict.kind in (WAITING, BLOCKED, ALIVE, ENDED, UNKNOWN)
+    assert bool(verdict.cause) == (verdict.kind == ENDED)
+    assert verdict.words
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "slurmstepd: error: Job 7 exceeded memory limit (4208 > 4096), being killed",
+        "slurmstepd: error: Exceeded job memory limit at some point.",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch.",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
+        "srun: error: h100-1: task 0: Out Of Memory",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
+        "RuntimeError: CUDA error: out of memory",
+        "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 34359738368 bytes.",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "  raise MemoryError",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8.00 TiB",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8796093022208 bytes.",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+    ],
+)
+def test_logs_of_jobs_that_ran_out_of_memory(log: str) -> None:
+    assert queue.looks_out_of_memory(f"step 3, loss 2.301\n{log}\n")
+
+
+@pytest.mark.parametrize(
+    "log",
+    ["", "step 3, loss 2.301, peak memory 12 GB", "bash: no memory of it", "Killed", "a bloom_killer"],
+)
+def test_logs_of_others(log: str) -> None:
+    assert not queue.looks_out_of_memory(log)
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("2026-11-21T00:20:00", "is due"),
+        ("2026-11-20T10:00:00", "is due"),
+        ("2026-11-21T00:20:20", "expected to start 00:20 (in 1 min)"),
+        ("2026-11-21T00:55:00", "expected to start 00:55 (in 35 min)"),
+        ("2026-11-21T02:25:00", "expected to start 02:25 (in 2 h 5 min)"),
+        ("2026-11-22T00:00:00", "expected to start 2026-11-22 00:00 (in 23 h 40 min)"),
+        ("2026-11-25T02:20:00", "expected to start 2026-11-25 02:20 (in 4 d 2 h)"),
+        ("", ""),
+        ("N/A", ""),
+        ("Unknown", ""),
+    ],
+)
+def test_when(start: str, words: str) -> None:
+    assert queue.when(start, NOW) == words
+
+
+@given(texts | st.datetimes().map(datetime.isoformat))
+def test_any_start_has_words_or_none(start: str) -> None:
+    assert isinstance(queue.when(start, NOW), str)
