@@ -1,10 +1,10 @@
-# Everything a fresh clone needs; 'make' alone lists it. Nothing here asks for root or installs a system package.
+# Everything a fresh clone needs; 'make' alone lists it. Only 'make slurm' asks for root and installs system packages.
 #
 # One environment for each framework, because they ask for different builds of the same CUDA libraries, and a small one
 # without a framework for main.py. requirements/install.sh makes them.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check envs driver-env jax-env pytorch-env test-env lock golden clean tools
+.PHONY: help run test check envs driver-env jax-env pytorch-env test-env lock golden slurm clean tools
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -69,6 +69,28 @@ lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versio
 
 golden: test-env ## rewrite tests/golden and the columns in results/README.md from the code
 	@$(python) -m tests.golden.regenerate
+
+# The tests start daemons of their own: those of the packages neither start now (policy-rc.d) nor with the machine.
+SLURM = slurm-wlm slurmdbd mariadb-server munge
+slurm: ## install Debian's Slurm for the tests (asks for root; only when called)
+	@command -v apt-get >/dev/null || { \
+	    echo "There is no apt-get here: install Slurm (with slurmdbd), MariaDB's server and munge yourself." >&2; exit 1; }
+	@test "$$(dpkg-query --show --showformat='$${db:Status-Status}\n' $(SLURM) 2>/dev/null | grep -cx installed)" = \
+	    $(words $(SLURM)) || $(if $(filter 0,$(shell id -u)),,sudo) sh -euc ' \
+	    policy=/usr/sbin/policy-rc.d; \
+	    if [ ! -e $$policy ]; then \
+	        trap "rm -f $$policy" EXIT; \
+	        printf "#!/bin/sh\nexit 101\n" >$$policy; \
+	        chmod 755 $$policy; \
+	    fi; \
+	    new=; \
+	    for unit in munge mariadb slurmctld slurmd slurmdbd; do \
+	        [ -e /lib/systemd/system/$$unit.service ] || new="$$new $$unit"; \
+	    done; \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get update -qq; \
+	    apt-get install -qq --yes --no-install-recommends $(SLURM); \
+	    if [ -n "$$new" ] && command -v systemctl >/dev/null; then systemctl disable --quiet $$new; fi'
 
 clean: ## remove the environments and caches; results stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from slurm_cluster import SlurmCluster, missing_programs
 
 from duel.record import COLUMNS
 
@@ -75,3 +77,68 @@ def rows_of(checkout: Path) -> list[dict[str, str]]:
         reader = csv.DictReader(file)
         assert tuple(reader.fieldnames or ()) == COLUMNS
         return list(reader)
+
+
+NOT_TESTED = "NOT TESTED: "
+
+
+@contextmanager
+def start_slurm(*, accounting: bool) -> Iterator[SlurmCluster]:
+    """Where Slurm is not installed its tests are skipped, and say so; where CI is set that is a failure."""
+    if missing := missing_programs():
+        reason = f"{NOT_TESTED}Slurm is not installed ({', '.join(missing)}): run 'make slurm' first"
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    with SlurmCluster(accounting=accounting) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def slurm_of_session() -> Iterator[SlurmCluster]:
+    with start_slurm(accounting=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def slurm_without_accounting_of_session() -> Iterator[SlurmCluster]:
+    with start_slurm(accounting=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(slurm_of_session: SlurmCluster) -> Iterator[SlurmCluster]:
+    """A real Slurm with every node free. It is this worker's; what a test breaks or leaves running ends with the test.
+
+    ``main(..., **slurm.environment)`` runs Duel against it.
+    """
+    slurm_of_session.wait_idle()
+    yield slurm_of_session
+    slurm_of_session.wait_idle()
+
+
+@pytest.fixture
+def slurm_without_accounting(slurm_without_accounting_of_session: SlurmCluster) -> Iterator[SlurmCluster]:
+    """The same at a site that keeps no accounts, so that sacct knows nothing."""
+    slurm_without_accounting_of_session.wait_idle()
+    yield slurm_without_accounting_of_session
+    slurm_without_accounting_of_session.wait_idle()
+
+
+@pytest.fixture
+def slurm_environment(slurm: SlurmCluster) -> dict[str, str]:
+    """The whole environment of a process that shall find the cluster, for tests that start one themselves."""
+    return clean_environment() | slurm.environment
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """The last thing to be read: how many tests did not run for want of Slurm."""
+    yield
+    skipped = [report for report in terminalreporter.getreports("skipped") if NOT_TESTED in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(
+            f"{NOT_TESTED}{len(skipped)} tests did not run, because Slurm is not installed: run 'make slurm' first",
+            yellow=True,
+            bold=True,
+        )
