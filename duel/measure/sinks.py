@@ -5,14 +5,32 @@ supervising process, which reads those lines; it cannot slow a step down, and a 
 nothing of it.
 """
 
+import functools
+import http.client
 import json
 import os
+import ssl
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from duel.record import Row
+
+PROBE_SECONDS = 5
+INIT_SECONDS = 20
+FINISH_SECONDS = 20
+LATER = "'python main.py sync' uploads it later"
+SLURM = {
+    "job": "SLURM_JOB_ID",
+    "step": "SLURM_STEP_ID",
+    "nodes": "SLURM_JOB_NODELIST",
+    "restarts": "SLURM_RESTART_COUNT",
+    "cluster": "SLURM_CLUSTER_NAME",
+}
 
 
 class MetricsWriter:
@@ -46,72 +64,146 @@ class MetricsReader:
 
 
 class WandbSink:
-    """One Weights & Biases run per Duel run; offline without a key, absent without the package.
+    """One Weights & Biases run per Duel run: online where there is a key and its server answers, else offline.
 
-    ``note`` says in one line what it does.
+    ``note`` says in one line what it does, and after ``finish`` what came of it. Nothing here fails the run or holds it
+    up for long: whatever wandb raises ends up in ``note``, and what it has not uploaded stays in ``folder``.
     """
 
-    def __init__(self, folder: Path, rows: list[Row], environment: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, rows: list[Row], environment: dict[str, Any], group: str) -> None:
         self._run: Any = None
         self._last = 0.0
-        row = rows[0]
+        # Its telemetry goes out in offline mode too, and holds up the process's end where the server does not answer.
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
         try:
             import wandb
         except ImportError:
             self.note = "Weights & Biases: not installed in this interpreter; metrics.jsonl has everything"
             return
-        # Decided before init: a run that turns offline afterwards is a known open bug of wandb.
-        asked = os.environ.get("WANDB_MODE")
-        mode: Any = asked or ("online" if wandb.login(prompt=False) else "offline")
-        settings = wandb.Settings(init_timeout=60, finish_timeout=60, console="off", silent=True)
-        group = str(row.run_id).partition("_")[2]  # the run id without the framework: both sides of a pair share it
+        row = rows[0]
+        slurm = {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
+        config: dict[str, Any] = {"rows": [_known(row) for row in rows], "environment": environment}
+        config |= {"run_folder": str(folder), "attempt": row.attempt} | ({"slurm": slurm} if slurm else {})
+        begin: Any = functools.partial(
+            wandb.init,
+            project=os.environ.get("WANDB_PROJECT", "duel"),
+            id=row.run_id,
+            name=row.run_id,
+            group=group,
+            job_type=row.framework,
+            tags=[str(row.framework), str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
+            config=config,
+            dir=folder,
+            settings=wandb.Settings(
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                finish_timeout_raises=True,
+                console="off",
+                silent=True,
+            ),
+        )
         try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "duel"),
-                id=row.run_id,
-                name=row.run_id,
-                group=group,
-                job_type=row.framework,
-                tags=[str(row.framework), str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
-                config={"rows": [_known(row) for row in rows], "environment": environment, "run_folder": str(folder)},
-                dir=folder,
-                mode=mode,
-                resume="allow",
-                settings=settings,
-            )
-        except (wandb.Error, OSError) as error:
-            self.note = f"Weights & Biases: not used, {type(error).__name__}: {error}; metrics.jsonl has everything"
+            # Before anything else: otherwise wandb asks its server, without a bound, who the key belongs to.
+            wandb.setup(wandb.Settings(silent=True))
+            mode, why = _mode(wandb)
+            try:
+                self._run = begin(mode=mode)
+            except Exception as error:
+                if mode != "online":
+                    raise
+                # Without this the run's id stays taken within this process.
+                wandb.teardown()
+                mode, why = "offline", f"it failed online: {_words(error)}; {LATER}"
+                self._run = begin(mode=mode)
+            self._run.define_metric("step")
+            self._run.define_metric("*", step_metric="step")
+        except Exception as error:
+            self._lose(error)
             return
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
-        where = self._run.url or f"{mode} ({'as asked' if asked else 'no key'})"
         if mode == "offline":
             python, files = (os.path.relpath(path) for path in (sys.executable, folder / "wandb"))
-            where += f"; to watch: {python} -m wandb leet {files}"
-        self.note = f"Weights & Biases: {where}"
+            self.note = f"Weights & Biases: offline ({why}); to watch: {python} -m wandb leet {files}"
+        else:
+            self.note = f"Weights & Biases: {self._run.url or mode}"
 
     def log(self, events: list[dict[str, Any]]) -> None:
-        """Stream events; blocks at most about once a second."""
+        """Stream events; wandb takes them without waiting for its server."""
         if self._run is None:
             return
-        for event in events:
-            prefix = f"row{event['row']}/" if event["row"] else ""
-            if event["event"] == "loss":
-                self._run.log({"step": event["step"], f"{prefix}loss": event["loss"]})
-            elif event["event"] == "block" and event["time"] - self._last >= 1.0:
-                self._last = event["time"]
-                names = ("loss", "throughput", "step_seconds")
-                self._run.log({"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names})
+        try:
+            for event in events:
+                prefix = f"row{event['row']}/" if event["row"] else ""
+                if event["event"] == "loss":
+                    self._run.log({"step": event["step"], f"{prefix}loss": event["loss"]})
+                elif event["event"] == "block" and event["time"] - self._last >= 1.0:
+                    self._last = event["time"]
+                    names = ("loss", "throughput", "step_seconds")
+                    self._run.log({"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names})
+        except Exception as error:
+            self._lose(error)
 
     def finish(self, rows: list[Row], exit_code: int) -> None:
         if self._run is None:
             return
-        for row in rows:
-            prefix = f"row{row.row}/" if row.row else ""
-            self._run.summary.update({f"{prefix}{name}": value for name, value in _known(row).items()})
-        # Known only now: the job finds its accelerator itself.
-        self._run.tags += tuple({row.device_kind for row in rows if row.device_kind})
-        self._run.finish(exit_code=exit_code)
+        try:
+            for row in rows:
+                prefix = f"row{row.row}/" if row.row else ""
+                self._run.summary.update({f"{prefix}{name}": value for name, value in _known(row).items()})
+            # Known only now: the job finds its accelerator itself.
+            self._run.tags += tuple({row.device_kind for row in rows if row.device_kind})
+            self._run.finish(exit_code=exit_code)
+        except TimeoutError:
+            self.note += f"; not all of it uploaded within {FINISH_SECONDS} s of the end: {LATER}"
+        except Exception as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self._run = None
+        self.note = f"Weights & Biases: given up, {_words(error)}; metrics.jsonl has everything"
+
+
+def _mode(wandb: Any) -> tuple[Any, str]:
+    """The mode for wandb.init, and why. Decided before it: a run of wandb cannot turn offline later."""
+    if asked := os.environ.get("WANDB_MODE"):
+        return asked, "as asked"
+    try:
+        if not wandb.login(prompt=False, verify=False):
+            return "offline", "no key"
+    except wandb.errors.AuthenticationError as error:  # its shape
+        return "offline", str(error)
+    server = wandb.setup().settings.base_url
+    if not _answers(server):
+        return "offline", f"{server} does not answer; {LATER}"
+    return "online", ""
+
+
+def _answers(server: str) -> bool:
+    """Whether anything speaks HTTP at ``server``, asked as wandb would ask: through the proxies of the environment."""
+    answered = threading.Event()
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(f"{server}/graphql", timeout=PROBE_SECONDS).close()
+        except urllib.error.HTTPError:
+            pass  # an answer
+        except urllib.error.URLError as error:
+            # A certificate is an answer too; wandb has its own list of whom to trust.
+            if not isinstance(error.reason, ssl.SSLError):
+                return
+        except (OSError, http.client.HTTPException, ValueError):
+            return
+        answered.set()
+
+    # In a thread: urllib's timeout bounds neither a name server nor one that sends a byte now and then.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return answered.is_set()
+
+
+def _words(error: Exception) -> str:
+    said = str(error).partition("\nConsider increasing")[0]  # wandb's advice on its settings is not for our users
+    return f"{type(error).__name__} {' '.join(said.split())[:200]}".rstrip()
 
 
 def _known(row: Row) -> dict[str, Any]:

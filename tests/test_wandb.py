@@ -1,0 +1,415 @@
+"""Weights & Biases where its server refuses, hangs, fails or cuts off, and what `main.py sync` brings there later.
+
+``Server`` stands in for the W&B server, on loopback. It knows as much of its interface as a run needs, and keeps losses
+by their ``_step``, as W&B shows them. What the real server makes of it cannot be tested without an account.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, clean_environment
+
+from duel.errors import UserError
+from duel.launch import sync as syncing
+from duel.record import FINISHED, RUNNING, Row
+from duel.results import Run, this_process
+
+KEY = "0123456789abcdef0123456789abcdef01234567"  # made up, of the right shape
+BOUND_SECONDS = 75.0  # generous: wandb gets 5 s to reach the server, 20 s to begin and 20 s to end
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_CLUSTER_NAME": "loopback"}
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.requests: list[str] = []
+        self.behaviour, self.where = "answers", ""
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def turn(self, behaviour: str, where: str = "") -> None:
+        """From now on, behave so to requests whose path ends with ``where``."""
+        self.behaviour, self.where = behaviour, where
+
+    def losses(self, run_id: str) -> list[float]:
+        """The losses of a run in the order of their steps, which have no gap."""
+        history = self.runs[run_id]["history"]
+        assert sorted(history) == list(range(len(history)))
+        return [history[step]["loss"] for step in sorted(history)]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no error of a test."""
+
+    def graphql(self, query: str, asked: dict[str, Any]) -> dict[str, Any]:
+        if "upsertBucket" in query:
+            run = self.runs.setdefault(asked["name"], {"history": {}, "config": {}, "exit_code": None})
+            run["config"] |= json.loads(asked["config"])
+            project = {"id": "p", "name": asked["project"], "entity": {"id": "e", "name": "someone"}}
+            bucket = {"id": "b", "name": asked["name"], "project": project, "historyLineCount": len(run["history"])}
+            return {"upsertBucket": {"bucket": bucket, "inserted": True}}
+        if "createRunFiles" in query:
+            files = [{"name": name, "uploadUrl": f"{self.url}/put/{name}"} for name in asked["files"]]
+            return {"createRunFiles": {"runID": asked["run"], "uploadHeaders": [], "files": files}}
+        return {}
+
+    def file_stream(self, run: dict[str, Any], sent: dict[str, Any]) -> None:
+        for name, chunk in sent.get("files", {}).items():
+            lines = [json.loads(line) for line in chunk["content"]]
+            if name == "wandb-history.jsonl":
+                for line in lines:
+                    assert run["history"].setdefault(line["_step"], line)["loss"] == line["loss"]
+            elif name == "wandb-summary.json":
+                run["summary"] = lines[-1]
+        run["exit_code"] = sent.get("exitcode", run["exit_code"])
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+        """Nothing to print."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.requests.append(self.path)
+        status, said = 200, {}
+        behaviour = self.server.behaviour if self.path.endswith(self.server.where) else "answers"
+        if behaviour == "hangs":
+            time.sleep(3600)
+        elif behaviour == "dribbles":
+            for byte in b"HTTP/1.1 200 OK\r\nX-Padding: " + b"a" * 3600:
+                self.wfile.write(bytes([byte]))
+                time.sleep(1)
+        elif behaviour == "cuts off":
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        elif behaviour == "fails":
+            status = 500
+        elif behaviour == "forbids":
+            status, said = 403, {"errors": [{"message": "permission denied"}]}
+        elif self.path.endswith("/graphql") and body:
+            asked = json.loads(body)
+            said = {"data": self.server.graphql(asked["query"], asked["variables"])}
+        elif self.path.endswith("/file_stream"):
+            self.server.file_stream(self.server.runs[self.path.split("/")[-2]], json.loads(body))
+        text = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_PUT = do_POST  # noqa: N815
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+        server.shutdown()
+
+
+# What the supervising process does with W&B: it begins, streams the losses it is told on stdin, and ends.
+JOB = """
+import json, sys, time
+from pathlib import Path
+from duel.measure.sinks import WandbSink
+from duel.results import Run
+
+run = Run(Path(sys.argv[1]))
+sink = WandbSink(run.folder, run.rows(), {"host": "here"}, "the-pair")
+print(json.dumps(sink.note), flush=True)
+for line in sys.stdin:
+    for step in range(*json.loads(line)):
+        sink.log([{"event": "loss", "row": 0, "step": step, "loss": step / 2, "time": time.time()}])
+    print(json.dumps("logged"), flush=True)
+sink.finish([row.replace(device_kind="cpu", throughput=3.5) for row in run.rows()], 0)
+print(json.dumps(sink.note), flush=True)
+"""
+
+
+class Job:
+    """A run whose supervising process streams to the W&B server at ``url``."""
+
+    def __init__(self, folder: Path, url: str, **environment: str) -> None:
+        self.run = Run(folder / "runs" / "jax_mnist_1-250101-000000-abcd")
+        row = Row(framework="jax", benchmark="mnist", use_case=1, target="local", attempt=1)
+        self.run.create([row], owner=this_process())
+        self.run.write_status(state=RUNNING)
+        self.begun = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", JOB, str(self.run.folder)],
+            cwd=ROOT,
+            env=clean_environment() | credentials(folder, url) | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output = ""
+        self.note = self._answer()
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        with self.process:  # closes its pipes
+            pass
+
+    def _answer(self) -> str:
+        """The next thing that the job has to say; wandb may print between."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if line.startswith('"'):
+                return str(json.loads(line))
+        raise AssertionError(self.output)
+
+    def log(self, first: int, end: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"[{first}, {end}]\n")
+        self.process.stdin.flush()
+        assert self._answer() == "logged"
+
+    def finish(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.note = self._answer()
+        assert self.process.stdout is not None
+        self.output += self.process.stdout.read()
+        assert self.process.wait() == 0, self.output
+        self.seconds = time.monotonic() - self.begun
+        self.run.write_status(state=FINISHED)
+        self.keeps_the_secret()
+
+    def keeps_the_secret(self) -> None:
+        assert KEY not in self.output
+        files = [path for path in self.run.folder.rglob("*") if path.is_file()]
+        assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+
+    def on_disk(self) -> list[float]:
+        """The losses in W&B's own file, by W&B's own reader."""
+        (folder, *others) = sorted(self.run.folder.glob("wandb/*run-2*"))
+        assert all(other.name.startswith("run-") for other in others)
+        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
+        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+        records = [json.loads(line) for line in text.splitlines()]
+        return [record["history"]["item"]["loss"] for record in records if record["type"] == "history"]
+
+
+def credentials(folder: Path, url: str) -> dict[str, str]:
+    """The environment of somebody with a key; ``folder`` is home, so that no key of the real user is found."""
+    return {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "HOME": str(folder), "NETRC": str(folder / ".netrc")}
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+Sync = Callable[..., tuple[bool, str]]
+
+
+@pytest.fixture
+def sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sync:
+    """Calls ``sync`` for one run and a server; returns whether all went well and what it said."""
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+    # As on many login nodes, for the sake of the jobs; an upload is asked for all the same.
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+    def call(run: Run, url: str, **environment: str) -> tuple[bool, str]:
+        for name, value in (credentials(tmp_path, url) | environment).items():
+            monkeypatch.setenv(name, value)
+        said: list[str] = []
+        well = syncing.sync([run], said.append)
+        (line,) = said
+        assert KEY not in line
+        return well, line.removeprefix(f"{run.id}: ")
+
+    return call
+
+
+def test_a_run_is_streamed_while_it_goes_on_and_says_where_it_ran(server: Server, sync: Sync, tmp_path: Path) -> None:
+    with Job(tmp_path, server.url, **SLURM) as job:
+        assert job.note == f"Weights & Biases: {server.url}/someone/duel/runs/{job.run.id}"
+        job.log(0, 30)
+        job.finish()
+        assert server.losses(job.run.id) == [step / 2 for step in range(30)]
+        run = server.runs[job.run.id]
+        assert (run["exit_code"], run["summary"]["throughput"]) == (0, 3.5)
+        config = {name: item["value"] for name, item in run["config"].items()}
+        assert config["slurm"] == {"job": "4711", "nodes": "node[01-02]", "cluster": "loopback"}
+        assert (config["attempt"], config["run_folder"]) == (1, str(job.run.folder))
+        requests = len(server.requests)
+        assert sync(job.run, server.url) == (True, "nothing to upload, it is online")
+        assert len(server.requests) == requests
+
+
+# How the server is when a job begins, how it is from then on, the job's WANDB_MODE, and what the job says in the end.
+TROUBLE = {
+    "refuses": ("refuses", "", "", "does not answer"),
+    "hangs": ("hangs", "", "", "does not answer"),
+    "dribbles": ("dribbles", "", "", "does not answer"),
+    "fails": ("fails", "", "", "it failed online: CommError"),
+    "forbids": ("forbids", "", "", "it failed online: CommError"),
+    "refuses, online asked for": ("refuses", "", "online", "it failed online: CommError"),
+    "hangs, online asked for": ("hangs", "", "online", "it failed online: CommError"),
+    "cuts off later": ("answers", "cuts off", "", "not all of it uploaded"),
+    "hangs later": ("answers", "hangs", "", "not all of it uploaded"),
+    "refuses, offline asked for": ("answers", "", "offline", "as asked"),
+}
+
+
+@pytest.fixture(scope="module")
+def troubled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """A job for each trouble, all at once: they mostly wait."""
+
+    def play(trouble: str) -> Job:
+        at_first, later, mode, _ = TROUBLE[trouble]
+        with Server() as server:
+            server.turn(at_first)
+            url = closed_port() if at_first == "refuses" else server.url
+            with Job(tmp_path_factory.mktemp("job"), url, **({"WANDB_MODE": mode} if mode else {})) as job:
+                job.log(0, 20)
+                server.turn(later or at_first)
+                job.log(20, 40)
+                job.finish()
+            if mode == "offline":
+                assert server.requests == [], "offline is off the network"
+            server.shutdown()
+        return job
+
+    with ThreadPoolExecutor(len(TROUBLE)) as pool:
+        return dict(zip(TROUBLE, pool.map(play, TROUBLE), strict=True))
+
+
+@pytest.mark.parametrize("trouble", TROUBLE)
+def test_a_troubled_server_costs_bounded_time_and_no_data(
+    trouble: str, troubled: dict[str, Job], server: Server, sync: Sync
+) -> None:
+    job = troubled[trouble]
+    assert job.seconds < BOUND_SECONDS
+    assert TROUBLE[trouble][-1] in job.note
+    assert "Traceback" not in job.output
+    losses = [step / 2 for step in range(40)]
+    assert job.on_disk() == losses
+    # Once the server is well again.
+    assert sync(job.run, server.url) == (True, "uploaded")
+    assert server.losses(job.run.id) == losses
+    assert (server.runs[job.run.id]["exit_code"], server.runs[job.run.id]["summary"]["throughput"]) == (0, 3.5)
+    requests = len(server.requests)
+    assert sync(job.run, server.url) == (True, "uploaded before")
+    assert len(server.requests) == requests
+    job.keeps_the_secret()
+
+
+def test_a_run_that_goes_on_is_uploaded_again_and_nothing_twice(server: Server, sync: Sync, tmp_path: Path) -> None:
+    with Job(tmp_path, server.url, WANDB_MODE="offline") as job:
+        assert sync(job.run, server.url) == (True, "nothing to upload yet")
+        job.log(0, 500)  # more than the 32 KiB after which wandb writes
+        (file,) = job.run.folder.glob("wandb/offline-run-*/*.wandb")
+        so_far = "uploaded as far as it is written; it goes on, so call again"
+        assert sync(job.run, server.url) == (True, so_far)
+        first = server.losses(job.run.id)
+        assert first == [step / 2 for step in range(len(first))]
+        assert 100 < len(first) <= 500
+        assert not file.with_name(f"{file.name}.synced").exists(), "'wandb clean' would delete it"
+        job.log(500, 1000)
+        assert sync(job.run, server.url) == (True, so_far)
+        assert len(first) < len(server.losses(job.run.id)) <= 1000
+        job.finish()
+        assert sync(job.run, server.url) == (True, "uploaded")
+        assert server.losses(job.run.id) == [step / 2 for step in range(1000)]
+        assert server.runs[job.run.id]["exit_code"] == 0
+        assert sync(job.run, server.url) == (True, "uploaded before")
+
+
+def test_a_killed_run_is_uploaded_as_far_as_it_got(server: Server, sync: Sync, tmp_path: Path) -> None:
+    with Job(tmp_path, server.url, WANDB_MODE="offline") as job:
+        job.log(0, 500)
+        job.process.kill()
+        job.process.wait()
+        job.run.write_status(state=FINISHED)
+        until = time.monotonic() + 30
+        while sync(job.run, server.url) != (
+            True,
+            "uploaded before",
+        ):  # wandb's own process outlives it and still writes
+            assert time.monotonic() < until
+        losses = server.losses(job.run.id)
+        assert losses == [step / 2 for step in range(len(losses))]
+        assert len(losses) > 100
+        assert server.runs[job.run.id]["exit_code"] == 1
+
+
+def test_a_run_outlives_a_crash_of_wandb(server: Server, tmp_path: Path) -> None:
+    with Job(tmp_path, server.url) as job:
+        job.log(0, 20)
+        for children in Path(f"/proc/{job.process.pid}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+        job.log(20, 40)
+        job.finish()
+        assert job.seconds < BOUND_SECONDS
+        assert "given up" in job.note
+        assert "metrics.jsonl has everything" in job.note
+
+
+def test_sync_says_what_is_wrong_and_marks_nothing_as_uploaded(
+    server: Server, sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Job(tmp_path, server.url, WANDB_MODE="offline") as job:
+        job.log(0, 20)
+        job.finish()
+        for name in syncing.REQUEST_SECONDS:
+            monkeypatch.setitem(syncing.REQUEST_SECONDS, name, 1)
+        monkeypatch.setattr(syncing, "RETRIES", 1)
+        with pytest.raises(UserError, match=r"connection refused; it needs a key .* and a server that answers"):
+            sync(job.run, closed_port())
+        for behaviour in ("hangs", "fails"):
+            server.turn(behaviour)
+            with pytest.raises(UserError, match=r"giving up after|Timed out"):
+                sync(job.run, server.url)
+        server.turn("forbids")
+        well, said = sync(job.run, server.url)
+        assert not well
+        assert said.startswith("not uploaded: ")
+        for behaviour in ("cuts off", "forbids"):  # after the run has begun
+            server.turn(behaviour, "/file_stream")
+            well, said = sync(job.run, server.url)
+            assert not well
+            assert "Fatal error while uploading data" in said
+        server.turn("answers")
+        assert sync(job.run, server.url) == (True, "uploaded")
+        assert server.losses(job.run.id) == [step / 2 for step in range(20)]
+
+
+def test_sync_without_a_key_or_without_data(server: Server, sync: Sync, tmp_path: Path) -> None:
+    with Job(tmp_path, server.url, WANDB_API_KEY="") as job:
+        assert "offline (no key)" in job.note
+        job.finish()
+        with pytest.raises(UserError, match="No API key configured"):
+            sync(job.run, server.url, WANDB_API_KEY="")
+        assert server.requests == []
+        assert sync(job.run, server.url) == (True, "uploaded")
+        empty = Run(tmp_path / "runs" / "jax_mnist_1-250101-000000-ffff")
+        empty.create([])
+        assert sync(empty, server.url) == (True, "nothing to upload")
