@@ -11,6 +11,8 @@ from types import MappingProxyType
 # metadata, never "import jax": with the repository on the path that finds the folder.
 FRAMEWORKS: Mapping[str, str] = MappingProxyType({"jax": "jax", "pytorch": "torch"})
 DEVICE_KINDS = ("cpu", "gpu", "tpu", "mps")
+# (framework, device kind): the package that the framework reaches such a device through, where it is one of its own.
+REACHED_THROUGH: Mapping[tuple[str, str], str] = MappingProxyType({("pytorch", "tpu"): "torch_xla"})
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The devices PyTorch can compute on, how precisely they multiply, and what they used. Alone it prints JSON."""
 
 import dataclasses
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from duel.measure import device as shared
 
 # For each policy: fp32_precision of matmul and of convolution. In bf16 every operand is bfloat16.
 FP32_PRECISION = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "float64": "ieee"}
+# The same on a TPU, as the twin has it. XLA's own default multiplies float32 in bfloat16.
+XLA_PRECISION = {"fp32": "highest", "tf32": "high", "bf16": "default", "float64": "highest"}
 
 
 def select(kind: str | None) -> shared.Device:
@@ -21,14 +24,24 @@ def select(kind: str | None) -> shared.Device:
 
     Call it before anything else of PyTorch, as in the twin.
     """
-    if kind == "tpu":
-        raise ValueError("device kind 'tpu': PyTorch reaches a TPU through torch_xla alone, which Duel does not drive")
-    return shared.choose(kind, available())
+    if kind == "tpu" and not shared.installed("torch_xla"):
+        raise ValueError(
+            "device kind 'tpu': PyTorch reaches a TPU through torch_xla, which this interpreter lacks; "
+            f"valid: an interpreter with torch_xla, or here: {', '.join(device.kind for device in available())}"
+        )
+    # To list an accelerator takes hold of it, and then its memory would be counted for what the processor did.
+    return shared.choose(kind, [shared.cpu()] if kind == "cpu" else available())
 
 
 def available() -> list[shared.Device]:
     """Every kind of device there is, the best first."""
     found = []
+    if shared.installed("torch_xla"):
+        importlib.import_module("torch_xla")
+        if xla := _xla():
+            name = xla.core.xla_model.xla_device_kind()
+            memory = _xla_memory().get("bytes_limit")
+            found.append(shared.Device("tpu", name, xla.device_count(), memory_bytes=memory))
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability(0)
         found.append(shared.gpu(torch.cuda.get_device_name(0), torch.cuda.device_count(), f"{major}.{minor}"))
@@ -40,6 +53,8 @@ def available() -> list[shared.Device]:
 
 def native(device: shared.Device) -> Any:
     """The framework's own object for the first device of ``device.kind``."""
+    if device.kind == "tpu":
+        return _xla().device()
     return torch.device("cuda", 0) if device.kind == "gpu" else torch.device(device.kind)
 
 
@@ -48,12 +63,16 @@ def set_precision(policy: str) -> None:
     # Only the new interface: once it is used, reading the old allow_tf32 raises.
     torch.backends.cuda.matmul.fp32_precision = FP32_PRECISION[policy]
     torch.backends.cudnn.conv.fp32_precision = FP32_PRECISION[policy]
+    if _xla():  # convolutions follow too
+        importlib.import_module("torch_xla.backends").set_mat_mul_precision(XLA_PRECISION[policy])
     # torchvision's ViT would take a fused path in evaluation that no training step takes
     torch.backends.mha.set_fastpath_enabled(False)
 
 
 def peak_memory_bytes() -> tuple[int, str]:
     """Peak memory of this process so far, and what it counts: "allocator_peak" or "host_peak_rss"."""
+    if peak := _xla_memory().get("peak_bytes_used"):
+        return peak, "allocator_peak"
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated(), "allocator_peak"
     return shared.host_peak_memory()
@@ -62,7 +81,22 @@ def peak_memory_bytes() -> tuple[int, str]:
 def versions() -> dict[str, str]:
     """Versions of the packages that decide what runs."""
     built = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version() or "")}
-    return shared.installed("torch", "torchvision", "triton") | {name: text for name, text in built.items() if text}
+    found = shared.installed("torch", "torchvision", "triton", "torch_xla", "libtpu")
+    return found | {name: text for name, text in built.items() if text}
+
+
+def _xla() -> Any:
+    """torch_xla if this process reaches a TPU through it, else None. Nothing but ``available`` loads it."""
+    xla = sys.modules.get("torch_xla")
+    return xla if xla is not None and xla.runtime.device_type() == "TPU" else None
+
+
+def _xla_memory() -> dict[str, int]:
+    """bytes_used, bytes_limit and peak_bytes_used of the TPU; empty where there is none, or it does not say."""
+    try:
+        return _xla().core.xla_model.get_memory_info() if _xla() else {}
+    except RuntimeError:  # no statistics on this platform
+        return {}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Training on one device: the optimizer step run eagerly, operation by operation."""
+"""Training on one device: the optimizer step run eagerly, operation by operation.
+
+On a TPU, torch_xla only records the operations; the end of the step hands them over as one program, which is compiled
+when it is new.
+"""
 
 import contextlib
 import importlib
@@ -41,6 +45,9 @@ class Training:
     ) -> None:
         devices.set_precision(precision)
         self._device = devices.native(device)
+        self._xla: Any = importlib.import_module("torch_xla") if device.kind == "tpu" else None
+        if self._xla:
+            self.execution = "lazy"
         self._dtype = torch.float64 if precision == "float64" else torch.float32
         half = torch.autocast(self._device.type, torch.bfloat16)
         self._compute: Any = half if precision == "bf16" else contextlib.nullcontext()
@@ -53,18 +60,22 @@ class Training:
         self._batches = [self._put_batch(batch) for batch in pool.batches]
 
     def compile(self) -> float | None:
-        """None: nothing is compiled, ``step`` runs as written."""
+        """None: nothing is compiled ahead of time; where ``step`` is lazy, its first calls compile it."""
         return None
 
     def step(self, index: int) -> Any:
         """Dispatch one optimizer step on batch ``index`` modulo the pool; its loss, which may not be ready yet."""
         loss, _ = self._backward(*self._batches[index % len(self._batches)])
         self._optimizer.step()
+        if self._xla:
+            self._xla.sync()
         return loss
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
-        if self._device.type != "cpu":
+        if self._xla:
+            self._xla.core.xla_model.wait_device_ops()  # sync(wait=True) would wait for the dispatch only
+        elif self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
 
     def loss(self, handle: Any) -> float:

@@ -6,10 +6,11 @@ would be void.
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 
-from duel.catalogue import FRAMEWORKS
+from duel.catalogue import FRAMEWORKS, REACHED_THROUGH
 from duel.errors import UserError
 from duel.job import ROOT
 from duel.record import FAILED, QUEUED, TERMINAL
@@ -22,9 +23,8 @@ def check_interpreter(python: str, framework: str, where: str) -> str:
     """The framework's version in the interpreter ``python``. Raises UserError where either is missing."""
     distribution = FRAMEWORKS[framework]
     remedy = f"'make {framework}-env' makes one, or set {where}"
-    code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
     try:
-        asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+        asked = _ask_version(python, distribution)
     except FileNotFoundError:
         raise UserError(f"{where}: no interpreter {python!r}; {remedy}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -33,6 +33,32 @@ def check_interpreter(python: str, framework: str, where: str) -> str:
         last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(f"{where}: {python!r} has no {distribution} ({last}); {remedy}")
     return asked.stdout.strip()
+
+
+def check_device(python: str, framework: str, kind: str | None, where: str) -> None:
+    """Raises UserError where ``python`` has the framework, but not the package it reaches devices of ``kind`` through.
+
+    Nothing is said where that cannot be told from here: the interpreter may be on the nodes alone, and a name without
+    a path, or one in a container, may mean another one there.
+    """
+    package = REACHED_THROUGH.get((framework, kind or ""))
+    if package is None or "/" not in python or shutil.which(ROOT / python) is None:
+        return
+    try:
+        found = [_ask_version(python, name).returncode == 0 for name in (FRAMEWORKS[framework], package)]
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    if found == [True, False]:
+        others = " or ".join(f"--framework {name}" for name in FRAMEWORKS if name != framework)
+        raise UserError(
+            f"{where}: {python!r} has no {package}, and {framework} computes on a {kind} with it only; "
+            f"name an interpreter that has it, or null, or take {others}"
+        )
+
+
+def _ask_version(python: str, distribution: str) -> "subprocess.CompletedProcess[str]":
+    code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
 
 
 def start(runs: list[Run]) -> None:
