@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
-from duel.options import add_options, target_name
+from duel.options import add_options, add_selection, has_selection, target_name
 
 if TYPE_CHECKING:
+    from duel.launch.state import Look
     from duel.results import Results
 
 # Everything heavier is imported by the command that needs it, so that --help answers at once.
@@ -37,15 +38,30 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
     parser.add_argument("--wait", action="store_true", help="show progress, and at the end both sides in one table")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    status = commands.add_parser("status", help="every run and what it is doing")
+
+    def command(name: str, text: str, selection: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
+        if selection:
+            add_selection(added, selection)
+        return added
+
+    status = command("status", "every run and what it is doing", "shown")
     status.add_argument("--json", action="store_true", help="for programs")
-    logs = commands.add_parser("logs", help="what a run has printed")
+    status.add_argument("--watch", action="store_true", help="anew each second, until all have ended")
+    logs = command("logs", "what a run has printed")
     logs.add_argument("run", metavar="RUN", help="run id, or how it begins")
     logs.add_argument("--follow", action="store_true", help="go on until the run ends")
-    cancel = commands.add_parser("cancel", help="end runs")
-    cancel.add_argument("runs", metavar="RUN", nargs="+", help="run id, or how it begins")
-    commands.add_parser("collect", help="bring results/results.csv up to date")
-    commands.add_parser("doctor", help="is everything here that is needed, and how to mend what is not")
+    command("cancel", "end runs", "ended")
+    resubmit = command("resubmit", "start again what did not finish, as far as its cause allows", "looked at")
+    resubmit.add_argument("--apply", action="store_true", help="start what is proposed, too (more time, more memory)")
+    resubmit.add_argument("--include", choices=("code",), action="append", default=[], help="code that has not changed")
+    command("sync", "upload to Weights & Biases what jobs kept offline", "uploaded")
+    command("collect", "bring results/results.csv up to date")
+    command("init", "write a first cluster.yaml from what Slurm says here")
+    doctor = command("doctor", "is everything here that is needed, and how to mend what is not")
+    doctor.add_argument(
+        "--target", type=target_name, dest="doctor_target", metavar="NAME", help="prove it by a short job"
+    )
     return parser
 
 
@@ -67,10 +83,16 @@ def main(arguments: list[str] | None = None) -> int:
                 return logs(args, results)
             case "cancel":
                 return cancel(args, results)
+            case "resubmit":
+                return resubmit(args, results)
+            case "sync":
+                return sync(args, results)
             case "collect":
                 return collect(results)
+            case "init":
+                return init()
             case _:
-                return doctor(results)
+                return doctor(args, results)
     except UserError as error:
         print(f"main.py: error: {error}", file=sys.stderr)
     except BrokenPipeError:  # 'main.py status | head'
@@ -78,9 +100,16 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"main.py: error: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
     except KeyboardInterrupt:
-        print("\nmain.py: stopped watching; the runs go on ('python main.py cancel RUN' ends one)", file=sys.stderr)
+        said = "stopped; runs that were started go on ('python main.py cancel RUN' ends one)"
+        if results.intent.exists():
+            said = "stopped submitting; the same command goes on where this one stopped"
+        print(f"\nmain.py: {said}", file=sys.stderr)
         return 130
     return 2
+
+
+def say(words: str) -> None:
+    print(words, flush=True)
 
 
 def submit(args: argparse.Namespace, results: "Results") -> int:
@@ -88,42 +117,74 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
     from duel.job import Job
     from duel.launch import cluster, script
 
-    name, target = cluster.load(ROOT / "cluster.yaml").target(args.target)
-    frameworks = [args.framework] if args.framework else list(FRAMEWORKS)
+    described = cluster.load(ROOT / "cluster.yaml")
+    name, target = described.target(args.target)
+    frameworks = [args.framework] if args.framework else []
+    for framework in FRAMEWORKS if not frameworks else ():
+        if getattr(target.python, framework) is None:
+            print(f"{framework}: left out, target {name!r} has no interpreter for it", file=sys.stderr)
+        else:
+            frameworks.append(framework)
     jobs = [
         Job(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name)
         for framework in frameworks
     ]
     texts = [script.render(job, target) for job in jobs]
     if args.dry_run:
-        for path, text in zip(script.write(jobs, texts), texts, strict=True):
+        for path, text in zip(script.write(jobs, texts, say), texts, strict=True):
             print(f"# {path.relative_to(ROOT)}\n{text}")
         return 0
     from duel.launch import submit
 
     submit.check(jobs, target)
-    script.write(jobs, texts)
-    runs = submit.start(jobs, texts, target, results)
+    if target.scheduler == "slurm":
+        from duel.launch import preflight
+
+        table, warnings = preflight.plan(jobs, texts, described)
+        say("\n".join([table, *(f"warning: {warning}" for warning in warnings)]))
+    script.write(jobs, texts, say)
+    runs = submit.start(jobs, texts, target, results, say)
     for run in runs:
-        print(f"started {run.id} on {name}")
+        job_id = run.launch().get("slurm_job_id")
+        say(f"started {run.id} on {name}" + (f", job {job_id}" if job_id else ""))
     if not args.wait:
-        print("'python main.py status' shows them, 'python main.py logs RUN --follow' follows one")
+        say("'python main.py status' shows them, 'python main.py logs RUN --follow' follows one")
         return 0
     from duel.launch import jobs as watching
     from duel.report import compare
 
-    finished = watching.wait(runs, lambda words: print(words, flush=True))
+    finished = watching.wait(runs, results, say)
     results.merge()
     print(compare.report(runs, results))
     return 0 if finished else 1
 
 
 def status(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import jobs
+    from duel.launch import jobs, state
 
-    statuses = [run.status() for run in results.runs()]
-    print(json.dumps(statuses, indent=1) if args.json else jobs.table(statuses))
+    def shown(seen: "Look") -> state.Look:
+        chosen = jobs.select(seen.statuses, args, results)
+        return seen.only(chosen) if len(chosen) < len(seen.statuses) else seen
+
+    if args.json:
+        seen = shown(state.look(results))
+        print(json.dumps(seen.statuses, indent=1))
+        for note in seen.notes:
+            print(f"not known: {note}", file=sys.stderr)
+    elif args.watch:
+        jobs.watch(results, lambda seen: show(shown(seen)))
+    else:
+        print(state.table(shown(state.look(results))))
     return 0
+
+
+def show(seen: "Look") -> "Look":
+    """The table on a cleared screen, with its age."""
+    from duel.launch import state
+
+    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
+    print(f"{clear}{state.table(seen)}\n{state.age(seen)}", flush=True)
+    return seen
 
 
 def logs(args: argparse.Namespace, results: "Results") -> int:
@@ -134,15 +195,36 @@ def logs(args: argparse.Namespace, results: "Results") -> int:
 
 
 def cancel(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import jobs
+    from duel.launch import jobs, state
 
-    for run in [jobs.find(results, name) for name in args.runs]:
-        print(jobs.cancel(run))
+    if not has_selection(args):
+        raise UserError("cancel: name runs, or choose them, such as with --state queued; see 'main.py cancel --help'")
+    chosen = jobs.select(state.look(results).statuses, args, results)
+    ended = jobs.cancel(results, [results.run(status["run_id"]) for status in chosen], say)
     results.merge()
-    return 0
+    return 0 if ended else 1
+
+
+def resubmit(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import cluster, resubmit
+
+    return resubmit.resubmit(args, cluster.load(ROOT / "cluster.yaml"), results, say)
+
+
+def sync(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import jobs, state, sync
+
+    chosen = jobs.select(state.look(results).statuses, args, results)
+    if not chosen:
+        say("nothing to upload: no runs yet")
+    return 0 if sync.sync([results.run(status["run_id"]) for status in chosen], say) else 1
 
 
 def collect(results: "Results") -> int:
+    from duel.launch import state
+
+    for note in state.look(results).notes:  # what ended without a word is settled first
+        print(f"not known: {note}", file=sys.stderr)
     rows = results.merge()
     counts = {state: sum(row.status == state for row in rows) for state in dict.fromkeys(row.status for row in rows)}
     said = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no rows yet"
@@ -150,10 +232,19 @@ def collect(results: "Results") -> int:
     return 0
 
 
-def doctor(results: "Results") -> int:
+def init() -> int:
+    from duel.launch import init
+
+    return init.init(ROOT / "cluster.yaml", say)
+
+
+def doctor(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import cluster, doctor
 
-    return doctor.run(cluster.load(ROOT / "cluster.yaml"), results)
+    described = cluster.load(ROOT / "cluster.yaml")
+    if args.doctor_target is None:
+        return doctor.run(described, results)
+    return doctor.prove(described, args.doctor_target, results, say)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, PRESETS, USE_CASES
+from duel.record import STATUSES
 
 TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -60,3 +61,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     option("--preset", tuple(PRESETS), "standard", "how long and how often to measure")
     option("--precision", tuple(PRECISIONS), "fp32", "precision policy of both sides")
     option("--device", DEVICE_KINDS, None, "kind of device")
+
+
+FILTERS = ("benchmark", "framework", "target", "state")
+
+
+def add_selection(parser: argparse.ArgumentParser, done: str) -> None:
+    """The options that choose runs, the same for every command that takes several; ``done`` says what becomes of them.
+
+    Kept under names of their own: the options that start a job are called the same.
+    """
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"only these are {done}: run ids, or how they begin")
+    for name in FILTERS:
+        choices = STATUSES if name == "state" else None
+        parser.add_argument(
+            f"--{name}", dest=f"only_{name}", choices=choices, metavar="NAME", help=f"only runs of this {name}"
+        )
+
+
+def has_selection(args: argparse.Namespace) -> bool:
+    """Whether the options of ``add_selection`` say anything."""
+    return bool(args.runs) or any(getattr(args, f"only_{name}") is not None for name in FILTERS)

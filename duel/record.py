@@ -61,7 +61,9 @@ class Row:
     device_count: int | None = column("devices the row computed on")
     driver: str | None = column("version of the accelerator's driver")
     mode: str | None = column("named set of switches")
-    execution: str | None = column("how the framework ran the step: jit or eager")
+    execution: str | None = column(
+        "how the framework ran the step: jit, eager, or lazy (recorded, then compiled as one program)"
+    )
     precision: str | None = column("precision policy")
     preset: str | None = column("measurement protocol")
     size: str | None = column("size of the benchmark")
@@ -74,6 +76,7 @@ class Row:
     data_sha256: str | None = column("of all samples, in order")
     status: str | None = column("one of: " + ", ".join(STATUSES))
     cause: str | None = column("why it is not finished, in words")
+    partial: str | None = column("of a row that ended early: on how much of the measurement its figures stand")
     iterations: int | None = column("timed steps", "steps")
     blocks: int | None = column("timed blocks: the n of the step-time statistics")
     steps_per_block: int | None = column("steps between two synchronisations", "steps")
@@ -94,8 +97,10 @@ class Row:
     started: str | None = column("start of the row's process", "UTC, ISO 8601")
     ended: str | None = column("end of the row's process", "UTC, ISO 8601")
     git_sha: str | None = column("commit of the code that ran")
-    git_dirty: bool | None = column("whether tracked files differed from that commit")
+    git_dirty: bool | None = column("whether tracked files, cluster.yaml aside, differed from that commit")
+    script: str | None = column("whether the script was as rendered, or edited by hand")
     slurm_job_id: str | None = column("the Slurm job, if there was one")
+    restarts: int | None = column("how often Slurm had put the job back into its queue before")
     missing: dict[str, str] = field(default_factory=dict, metadata={"meaning": "why a column is empty", "unit": "JSON"})
 
     def replace(self, **changes: Any) -> "Row":
@@ -132,7 +137,8 @@ class Row:
         values = self.to_dict()
         reasons = {name: self.missing.get(name, NOT_YET) for name in COLUMNS[:-1] if values[name] is None}
         if self.status == FINISHED:
-            reasons.pop("cause", None)  # a finished row needs none
+            for name in ("cause", "partial"):  # a finished row needs none
+                reasons.pop(name, None)
         values["missing"] = json.dumps(reasons)
         return ["" if value is None else str(value) for value in values.values()]
 

@@ -3,6 +3,7 @@
     results/results.csv            derived from the row files; any process may rebuild it, readers see it whole
     results/runs/<run_id>/
         script.sh                  the text that was started
+        launch.json                what the driver did to start it, and Slurm's last word on it; the driver's alone
         status.json                what the run is doing; rewritten whole, by one owner at a time
         metrics.jsonl              one line per event, each by one write
         rows/<number>.json         one per measured point
@@ -22,11 +23,12 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from duel.errors import UserError
 from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
@@ -34,6 +36,7 @@ from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPE
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 HEARTBEAT_SECONDS = 5.0
 LOST_AFTER_SECONDS = 120.0
+FORMAT = 1  # of status.json and launch.json; a larger one was written by a newer version
 
 
 def utc(seconds: float | None = None) -> str:
@@ -60,14 +63,17 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold the lock file ``path``; yields whether it is held (always, with ``wait``). The kernel frees it at death."""
+def locked(path: Path, wait: bool) -> Iterator[TextIO | None]:
+    """Hold the lock file ``path``; yields it, or None where it is not held (never, with ``wait``).
+
+    The kernel frees it when the last process that has this very file open is dead.
+    """
     with open(path, "a") as file:
-        held = True
+        held: TextIO | None = file
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            held = False
+            held = None
         yield held
 
 
@@ -96,6 +102,23 @@ def this_process() -> dict[str, Any]:
     return {"host": os.uname().nodename, "pid": os.getpid(), "started": process_started(os.getpid())}
 
 
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in ``path``; empty where there is none. Raises UserError where it is damaged or too new."""
+    try:
+        stored = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"its {path.name} is damaged") from error
+    if not isinstance(stored, dict):
+        raise UserError(f"its {path.name} is damaged")
+    if stored.get("format", FORMAT) != FORMAT:
+        raise UserError(
+            f"its {path.name} is of another version of Duel (format {stored['format']}; this one reads {FORMAT})"
+        )
+    return stored
+
+
 def _alive(owner: dict[str, Any], age: float) -> bool:
     if "slurm_job_name" in owner:
         return True  # waiting in Slurm's queue: only Slurm can say otherwise
@@ -119,6 +142,21 @@ class Run:
         return self.folder / "script.sh"
 
     @property
+    def status_file(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def launch_file(self) -> Path:
+        return self.folder / "launch.json"
+
+    @property
+    def rows_folder(self) -> Path:
+        return self.folder / "rows"
+
+    def row_file(self, number: int) -> Path:
+        return self.rows_folder / f"{number:03d}.json"
+
+    @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 
@@ -134,23 +172,51 @@ class Run:
     def launcher_log(self) -> Path:
         return self.folder / "launcher.txt"
 
-    def create(self, rows: list[Row], **status: Any) -> None:
-        """Make the folder with all its planned rows; a folder that exists already is an error (FileExistsError)."""
-        (self.folder / "rows").mkdir(parents=True)
-        for number, row in enumerate(rows):
-            self.write_row(row.replace(run_id=self.id, row=number, status=QUEUED))
-        self.write_status(state=QUEUED, queued=utc(), **status)
+    def create(
+        self, rows: list[Row], script: str | None = None, launch: dict[str, Any] | None = None, **status: Any
+    ) -> None:
+        """Make the folder with all its planned rows, whole or not at all.
+
+        A folder that exists already is an error (OSError).
+        """
+        new = Run(self.folder.with_name(f".{self.id}.{os.getpid()}"))
+        status |= {"run_id": self.id, "state": QUEUED, "queued": utc(), "updated": time.time(), "format": FORMAT}
+        try:
+            new.rows_folder.mkdir(parents=True)
+            # Plainly: nobody looks until the folder has its name.
+            for number, row in enumerate(rows):
+                text = row.replace(run_id=self.id, row=number, status=QUEUED).to_json()
+                new.row_file(number).write_text(text, newline="")
+            new.status_file.write_text(json.dumps(status, indent=1) + "\n")
+            if launch is not None:
+                new.launch_file.write_text(json.dumps(launch | {"format": FORMAT}, indent=1) + "\n")
+            if script is not None:
+                new.script.write_text(script)
+            os.rename(new.folder, self.folder)
+        except BaseException:
+            shutil.rmtree(new.folder, ignore_errors=True)
+            raise
 
     def write_row(self, row: Row) -> None:
-        write_atomically(self.folder / "rows" / f"{row.row:03d}.json", row.to_json())
+        assert row.row is not None
+        write_atomically(self.row_file(row.row), row.to_json())
 
     def read_row(self, number: int) -> Row:
-        return Row.from_json((self.folder / "rows" / f"{number:03d}.json").read_text())
+        return Row.from_json(self.row_file(number).read_text())
 
     def write_status(self, **fields: Any) -> None:
         """Merge ``fields`` into status.json. Only the run's owner of the moment calls this."""
-        merged = self.stored_status() | fields | {"updated": time.time()}
-        write_atomically(self.folder / "status.json", json.dumps(merged, indent=1) + "\n")
+        merged = self.stored_status() | fields | {"updated": time.time(), "format": FORMAT}
+        write_atomically(self.status_file, json.dumps(merged, indent=1) + "\n")
+
+    def write_launch(self, **fields: Any) -> None:
+        """Merge ``fields`` into launch.json. Only the driver calls this. Raises UserError where it is damaged."""
+        merged = self.launch() | fields | {"format": FORMAT}
+        write_atomically(self.launch_file, json.dumps(merged, indent=1) + "\n")
+
+    def launch(self) -> dict[str, Any]:
+        """launch.json; empty for a script started by hand. Raises UserError where it is damaged or too new."""
+        return _read_json(self.launch_file)
 
     def settle(self, **status: Any) -> None:
         """Write the run's end, and that of each row which has none yet."""
@@ -162,12 +228,9 @@ class Run:
     def stored_status(self) -> dict[str, Any]:
         """status.json as it is; empty where there is none, ``lost`` where it is damaged."""
         try:
-            stored: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
-        except FileNotFoundError:
-            return {}
-        except ValueError:  # not ours to repair, and no reason to hide the other runs
-            return {"state": LOST, "cause": "its status.json is damaged"}
-        return stored
+            return _read_json(self.status_file)
+        except UserError as error:  # not ours to repair, and no reason to hide the other runs
+            return {"state": LOST, "cause": str(error)}
 
     def status(self) -> dict[str, Any]:
         """status.json made true: a state whose owner has died is ``lost``. Adds ``age`` (s) since its last word."""
@@ -182,7 +245,7 @@ class Run:
         """All planned rows, made true: a row that is not at its end although its run is takes the run's state."""
         status = self.status()
         rows = []
-        for path in sorted((self.folder / "rows").glob("*.json")):
+        for path in sorted(self.rows_folder.glob("*.json")):
             try:
                 row = Row.from_json(path.read_text())
             except ValueError:
@@ -223,6 +286,16 @@ class Results:
         """Held by the one run that may measure outside Slurm: two at once would share the cores and void both."""
         return self.folder / ".measuring.lock"
 
+    @property
+    def driver_lock(self) -> Path:
+        """Held by the one driver that submits."""
+        return self.folder / ".submitting.lock"
+
+    @property
+    def intent(self) -> Path:
+        """What the driver is about to submit, and in what order; gone once all of it is."""
+        return self.folder / ".submitting.json"
+
     def run(self, run_id: str) -> Run:
         """The folder of ``run_id``. Raises UserError for what cannot be a run id."""
         if not RUN_ID.fullmatch(run_id):
@@ -234,7 +307,8 @@ class Results:
     def runs(self) -> list[Run]:
         """Every run, oldest first."""
         try:
-            found = [Run(Path(entry.path)) for entry in os.scandir(self.folder / "runs") if entry.is_dir()]
+            entries = os.scandir(self.folder / "runs")
+            found = [Run(Path(entry.path)) for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir()]
         except FileNotFoundError:
             return []
         return sorted(found, key=lambda run: _by_time(run.id))

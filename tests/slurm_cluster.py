@@ -88,7 +88,8 @@ def missing_programs() -> list[str]:
 class SlurmCluster:
     """``with SlurmCluster() as cluster:`` starts one; leaving the block ends its processes and removes its folder.
 
-    Nodes: ``h100-1`` and ``h100-2`` (four GPUs each, which are none), ``tpu-1``, with 8 cores each, and ``cpu-1``, ``cpu-2`` with 60.
+    Nodes: ``h100-1`` and ``h100-2`` (four GPUs each, which are none) and ``tpu-1``, with 8 cores each; ``cpu-1`` and
+    ``cpu-2``, with 60.
     Partitions: ``cpu`` (the default), ``h100``, ``tpu``; on the nodes of ``cpu`` also ``short`` (limit 1 minute),
     ``low``, whose jobs all others preempt, for instance those of ``urgent``, and ``down``, which starts none.
     """

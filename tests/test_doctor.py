@@ -203,7 +203,12 @@ def test_a_wandb_key_is_found_and_never_shown(tmp_path: Path, monkeypatch: pytes
     key = "0123456789abcdef" * 3
     assert "offline; no key" in doctor._wandb("auto").found
     assert doctor._wandb("online").level == WARN
-    (tmp_path / "netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {key}\n")
+    netrc = tmp_path / "netrc"
+    netrc.write_text(f"machine api.wandb.ai\n  login user\n  password {key}\n")
+    netrc.chmod(0o644)
+    assert doctor._wandb("auto").level == WARN
+    assert "others can read" in doctor._wandb("auto").remedy
+    netrc.chmod(0o600)
     assert doctor._wandb("auto").found == f"online; key in {tmp_path / 'netrc'}"
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example.org")
     assert "no key" in doctor._wandb("auto").found

@@ -266,7 +266,8 @@ def test_a_failed_write_leaves_the_old_text_and_no_litter(tmp_path: Path, monkey
 
 def test_only_one_process_holds_a_lock(tmp_path: Path) -> None:
     with locked(tmp_path / "lock", wait=False) as first, locked(tmp_path / "lock", wait=False) as second:
-        assert (first, second) == (True, False)
+        assert first is not None
+        assert second is None
     with locked(tmp_path / "lock", wait=False) as again:
         assert again
 

@@ -1,31 +1,31 @@
-"""Is everything here that is needed, and how to mend what is not. Changes nothing and stays off the network."""
+"""Is everything here that is needed, and how to mend what is not. Stays off the network; only ``prove`` starts jobs."""
 
 import functools
 import json
-import netrc
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from duel import datasets
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
-from duel.job import ROOT
-from duel.launch import local
+from duel.job import ROOT, Job
+from duel.launch import jobs, local, preflight, script, submit
 from duel.launch.cluster import Cluster, Target
+from duel.record import FINISHED
 from duel.results import Results
 
 PYTHON_NEEDED = (3, 11)
 PROBE_SECONDS = 120
 FREE_BYTES_NEEDED = 10**9
+PROOF_BENCHMARK, PROOF_TIME = "mnist", "--time=00:05:00"
 CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
@@ -53,6 +53,38 @@ def run(cluster: Cluster, results: Results) -> int:
         print(finding, flush=True)
     print(f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} to mend")
     return 1 if counts[FAIL] else 0
+
+
+def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], None]) -> int:
+    """Run the smallest benchmark on target ``name`` and wait for it: whatever is wrong there shows in its rows.
+
+    Returns 1 where a side did not finish, else 0.
+    """
+    name, target = cluster.target(name)
+    sides = [framework for framework in FRAMEWORKS if getattr(target.python, framework) is not None]
+    planned = [
+        Job(framework, PROOF_BENCHMARK, 1, "smoke", "fp32", None, name, changes=(PROOF_TIME,)) for framework in sides
+    ]
+    texts = [script.render(job, target) for job in planned]
+    submit.check(planned, target)
+    if target.scheduler == "slurm":
+        table, warnings = preflight.plan(planned, texts, cluster)
+        say("\n".join([table, *(f"warning: {warning}" for warning in warnings)]))
+    script.write(planned, texts, say)
+    runs = submit.start(planned, texts, target, results, say)
+    jobs.wait(runs, results, say)
+    failed = False
+    for framework, run in zip(sides, runs, strict=True):
+        (row,) = run.rows()
+        what = f"{framework} on {name}"
+        if row.status == FINISHED:
+            found = f"{row.device_name} ({row.device_kind}), {framework} {row.framework_version}, on {row.host}"
+            say(str(Finding(OK, what, found)))
+            say(str(Finding(OK, what, str(run.status().get("wandb", "Weights & Biases: not reached")))))
+        else:
+            failed = True
+            say(str(Finding(FAIL, what, row.cause or str(row.status), f"see 'python main.py logs {run.id}'")))
+    return 1 if failed else 0
 
 
 def findings(cluster: Cluster, results: Results) -> Iterator[Finding]:
@@ -98,6 +130,9 @@ def _compiler() -> Finding:
 def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]:
     """The interpreter of ``framework`` on a target: is it there, has it the framework, which devices does that see."""
     python = getattr(target.python, framework)
+    if python is None:
+        yield Finding(OK, f"{framework} on {name}", "no interpreter, as cluster.yaml says")
+        return
     where = f"cluster.yaml: targets.{name}.python.{framework}"
     what = f"{framework} on {name}"
     if target.scheduler == "slurm" and shutil.which(ROOT / python if "/" in python else python) is None:
@@ -106,6 +141,7 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
         return
     try:
         version = local.check_interpreter(python, framework, where)
+        local.check_device(python, framework, target.device, where)
         record = _devices(python, framework)
     except UserError as error:
         found, _, remedy = str(error).rpartition("; ")
@@ -175,7 +211,7 @@ def _slurm(targets: list[str]) -> Finding:
     if not targets:
         return Finding(OK, "Slurm", f"{said}; no target needs it")
     # Where Slurm is installed but has no configuration, --version fails.
-    missing = [name for name in ("sbatch", "squeue", "sacct") if not found.get(name, "").startswith("slurm ")]
+    missing = [name for name in ("sbatch", "squeue", "sacct") if not found.get(name, "").startswith("slurm")]
     if not missing:
         return Finding(OK, "Slurm", said)
     if found:
@@ -188,10 +224,12 @@ def _wandb(mode: str) -> Finding:
     """Whether Weights & Biases would be online; ``mode`` is the default target's. The key itself is not shown."""
     what = "Weights & Biases"
     mode = os.environ.get("WANDB_MODE", "") if mode == "auto" else mode
-    key = _wandb_key()
+    key = preflight.wandb_key()
     said = f"key in {key}" if key else "no key"
     if variables := [name for name in sorted(os.environ) if name.startswith("WANDB_")]:
         said += f"; set here: {', '.join(variables)}"
+    if open_file := preflight.open_key_file():
+        return Finding(WARN, what, said, open_file)
     if mode in ("offline", "disabled", "dryrun"):
         return Finding(OK, what, f"{mode}; {said}")
     if key:
@@ -199,19 +237,6 @@ def _wandb(mode: str) -> Finding:
     if mode == "online":
         return Finding(WARN, what, said, "cluster.yaml or WANDB_MODE asks for online: '.venv/driver/bin/wandb login'")
     return Finding(OK, what, f"offline; {said} ('.venv/driver/bin/python -m wandb login' stores one)")
-
-
-def _wandb_key() -> str:
-    """Where Weights & Biases would find a key; empty for nowhere. wandb itself is not asked: it may ask its server."""
-    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
-        if os.environ.get(name):
-            return name
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
-    try:
-        return str(path) if netrc.netrc(path).authenticators(host) else ""
-    except (OSError, netrc.NetrcParseError):
-        return ""
 
 
 def _data(dataset: str, target: Target) -> Finding:

@@ -20,17 +20,19 @@ from typing import Any
 
 from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
-from duel.job import ROOT, Job
-from duel.measure import probes
+from duel.job import ROOT, Job, script_state
+from duel.measure import probes, timing
 from duel.measure.row import describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import add_options, folder_name, target_name
-from duel.record import CANCELLED, FAILED, FINISHED, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
+from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
 from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 20.0
 USER_ERROR = 2
+# Slurm's preemption and scancel, Ctrl-C, and the warning that our scripts ask for before a time limit.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 def main(framework: str, arguments: list[str] | None = None) -> int:
@@ -64,45 +66,75 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         return USER_ERROR
 
 
-class _Stopped(Exception):
-    """A signal asked the run to end."""
+class _InputError(Exception):
+    """The job cannot be what it is asked to be; the message says what would be valid."""
+
+
+class _Stopped(BaseException):
+    """A signal asked the run to end. No Exception: wandb, or its sink, would take it for one of wandb's own."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped(signal.Signals(number).name)
 
 
-def _open_run(job: Job, results: Results) -> Run:
-    """The folder that the driver made for this job, or a new one for a script that was started by hand."""
-    run_id = os.environ.get("DUEL_RUN_ID")
-    if run_id is not None and results.run(run_id).stored_status().get("state") == QUEUED:
-        return results.run(run_id)
+def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
+    """The folder that the driver made for this job, or a new one for a script that was started by hand.
+
+    None where the driver's run was cancelled before it began. A job that Slurm starts over gets a new one: half a
+    measurement from each life would be none.
+    """
+    run_id = os.environ.pop("DUEL_RUN_ID", None)
+    if run_id is not None:
+        run = results.run(run_id)
+        status = run.stored_status()
+        # Lost: some other cluster's Slurm was asked, and did not know the job.
+        if status.get("state") in (QUEUED, LOST) and "started" not in status:
+            return run
+        if status.get("state") == CANCELLED and "started" not in status:
+            return None
     run = results.run(job.run_id())
-    run.create(job.rows(), owner=this_process())
+    run.create(job.rows(), script=script, owner=this_process(), target=job.target)
     return run
 
 
 def _supervise(job: Job, data: Path) -> int:
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
+    if int(os.environ.get("SLURM_PROCID") or 0) > 0:
+        return 0  # rank 0 says what is wrong with several tasks
+    for number in STOPS:
+        signal.signal(number, _stop)
     results = Results(ROOT / "results")
-    run = _open_run(job, results)
-    run.write_status(owner=this_process(), phase="waiting for another run on this machine to end")
+    # The script hands over its own text; what comes in by '$(...)' has lost the last line's end.
+    script = os.environ.pop("DUEL_SCRIPT", None)
+    script = None if script is None else script + "\n"
+    run = _open_run(job, results, script)
+    if run is None:
+        print("this run was cancelled before it started", flush=True)
+        return 0
+    slurm_job_id = os.environ.get("SLURM_JOB_ID")
+    slurm = {"slurm_job_id": slurm_job_id} if slurm_job_id else {}
+    run.write_status(
+        owner=this_process(), user=probes.user(), phase="waiting for another run on this machine to end", **slurm
+    )
     print(f"run {run.id}, folder {os.path.relpath(run.folder, ROOT)}", flush=True)
     sink: WandbSink | None = None
     state, cause, code = FAILED, "", 1
     try:
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
-        exclusive = contextlib.nullcontext() if "SLURM_JOB_ID" in os.environ else locked(results.device_lock, wait=True)
+        exclusive = contextlib.nullcontext() if slurm_job_id else locked(results.device_lock, wait=True)
         with exclusive:
             if run.stored_status()["state"] == CANCELLED:  # while it waited
                 raise _Stopped(signal.SIGTERM.name)
             run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
-            common = _common_columns()
+            common = _common_columns(script)
             rows = [row.replace(**common) for row in run.rows()]
             for row in rows:
                 run.write_row(row)
-            sink = WandbSink(run.folder, rows, probes.environment())
+            if (tasks := int(os.environ.get("SLURM_NTASKS") or 1)) != 1:
+                raise _InputError(
+                    f"one task is valid for use case {job.use_case}; the target starts {tasks} (--ntasks)"
+                )
+            sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
             run.write_status(wandb=sink.note)
             print(sink.note, flush=True)
             reader = MetricsReader(run.metrics)
@@ -112,33 +144,52 @@ def _supervise(job: Job, data: Path) -> int:
             for row in rows:
                 _run_row(run, row, command, reader, sink)
         state, cause, code = _verdict(run.rows())
+    except _InputError as error:
+        cause, code = f"input: {error}", USER_ERROR
     except _Stopped as stopped:
         state, cause, code = CANCELLED, f"ended by {stopped}", 128 + signal.Signals[str(stopped)].value
+        if str(stopped) == signal.SIGUSR2.name:
+            state, cause = FAILED, f"{cause}: Slurm warned that the time limit, or a preemption, was near"
     except Exception as error:  # not hidden, but its words belong into the record too
         cause = describe(error)
         raise
     finally:
         # From here on a second signal must not cut the record short.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
         run.settle(state=state, cause=cause, exit_code=code)
         try:
             results.merge(wait=False)
         except UserError as error:  # the row is safe in its own file; whoever merges next says so again
             print(f"not merged: {error}", file=sys.stderr)
         if sink is not None:
+            before = sink.note
             sink.finish(run.rows(), code)
+            if sink.note != before:
+                run.write_status(wandb=sink.note)
+                print(sink.note, flush=True)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
     return code
 
 
-def _common_columns() -> dict[str, Any]:
+def _group(run: Run) -> str:
+    """What both sides of a pair have in common, through all attempts; by hand the id without its framework."""
+    try:
+        pair = run.launch().get("pair")
+    except UserError:
+        pair = None
+    return str(pair or run.id.partition("_")[2])
+
+
+def _common_columns(script: str | None) -> dict[str, Any]:
     sha, dirty = probes.git(ROOT)
     missing = {} if sha else {"git_sha": "the code is not in a git checkout", "git_dirty": "no git checkout"}
     slurm = os.environ.get("SLURM_JOB_ID")
-    missing |= {} if slurm else {"slurm_job_id": "not run under Slurm"}
-    columns = {"user": probes.user(), "host": os.uname().nodename, "git_sha": sha, "git_dirty": dirty}
-    return columns | {"slurm_job_id": slurm, "missing": missing}
+    missing |= {} if slurm else {"slurm_job_id": "not run under Slurm", "restarts": "not run under Slurm"}
+    missing |= {} if script else {"script": "run.py was called without one"}
+    columns: dict[str, Any] = {"user": probes.user(), "host": os.uname().nodename, "git_sha": sha, "git_dirty": dirty}
+    columns |= {"slurm_job_id": slurm, "restarts": int(os.environ.get("SLURM_RESTART_COUNT") or 0) if slurm else None}
+    return columns | {"script": script_state(script) if script else None, "missing": missing}
 
 
 def _verdict(rows: list[Row]) -> tuple[str, str, int]:
@@ -174,9 +225,25 @@ def _run_row(run: Run, row: Row, command: list[str], reader: MetricsReader, sink
                 process.wait()
         copier.join(GRACE_SECONDS)
         _pass_on(run, reader, sink)
-    row = run.read_row(row.row or 0)
+        row = _with_partial_figures(run, run.read_row(row.row or 0))
+        run.write_row(row)
     if row.status not in TERMINAL:
         run.write_row(row.replace(status=FAILED, cause=_cause(process.returncode), ended=utc()))
+
+
+def _with_partial_figures(run: Run, row: Row) -> Row:
+    """``row``, which ended early, with the figures of the blocks that it had timed; ``partial`` says so."""
+    events = [event for event in run.events()[0] if event.get("row") == row.row and event["event"] == "block"]
+    if row.status in TERMINAL or len(events) < 2 or row.batch_size is None:
+        return row
+    blocks = [
+        timing.Block(
+            event["step"] - event["steps"], event["steps"], event["steps"] * event["step_seconds"], event["loss"]
+        )
+        for event in events
+    ]
+    said = f"{events[-1]['done']} steps of at least {events[-1]['needed']} were timed before the end"
+    return row.replace(partial=said, **timing.summary(blocks, row.batch_size))
 
 
 def _copy_output(process: "subprocess.Popen[bytes]", log: Path) -> None:

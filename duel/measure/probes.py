@@ -26,14 +26,19 @@ def user() -> str:
 
 
 def git(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of ``root`` and whether tracked files differ from it; (None, None) outside a git checkout."""
+    """Commit of ``root`` and whether tracked files differ from it; (None, None) outside a git checkout.
+
+    cluster.yaml is each site's own, and what became of it stands in the run's script.
+    """
 
     def ask(*words: str) -> str:
         command = ["git", "-C", str(root), *words]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
 
     try:
-        return ask("rev-parse", "HEAD"), bool(ask("status", "--porcelain", "--untracked-files=no"))
+        return ask("rev-parse", "HEAD"), bool(
+            ask("status", "--porcelain", "--untracked-files=no", "--", ".", ":!cluster.yaml")
+        )
     except (OSError, subprocess.SubprocessError):
         return None, None
 

@@ -106,8 +106,11 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
 
     phase("compiling")
     compile_seconds = training.compile()
-    eager = {"compile_seconds": f"{training.execution}: nothing to compile"}
-    row = row.replace(compile_seconds=compile_seconds, missing={} if compile_seconds is not None else eager)
+    why = {"eager": "nothing to compile", "lazy": "compiled within the first steps"}.get(
+        training.execution, "not ahead"
+    )
+    missing = {} if compile_seconds is not None else {"compile_seconds": f"{training.execution}: {why}"}
+    row = row.replace(compile_seconds=compile_seconds, missing=missing)
 
     phase(f"training the {benchmark.curve_steps} opening steps")
     first_step_seconds, since, losses = timing.opening_steps(
@@ -129,7 +132,12 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
     for block in timing.time_blocks(training, preset, next_step, steps_per_block):
         blocks.append(block)
         step_seconds = block.seconds / block.steps
-        values = {"step_seconds": step_seconds, "throughput": batch_size / step_seconds, "unit": benchmark.unit}
+        values = {
+            "steps": block.steps,
+            "step_seconds": step_seconds,
+            "throughput": batch_size / step_seconds,
+            "unit": benchmark.unit,
+        }
         progress = {"done": len(blocks) * block.steps, "needed": preset.iterations}
         emit("block", row=number, step=block.first_step + block.steps, loss=block.loss, **progress, **values)
     peak, kind = devices.peak_memory_bytes()

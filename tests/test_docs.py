@@ -1,0 +1,128 @@
+"""The documentation: its links, commands and examples hold, and every key of cluster.yaml is explained."""
+
+import contextlib
+import io
+import re
+import shlex
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import main as program
+import pytest
+from conftest import ROOT
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from duel.catalogue import FRAMEWORKS
+from duel.job import Job
+from duel.launch import cluster, directives, script
+
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
+SITES = ROOT / "docs" / "another-site.md"
+# A fragment of a target in the documentation needs these to be whole; its own come in their place.
+TARGET = {"scheduler": "slurm", "python": {"jax": ".venv/jax/bin/python", "pytorch": ".venv/pytorch/bin/python"}}
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def commands(page: Path, word: str) -> list[str]:
+    """The command lines of a page that begin with ``word``, from its blocks and from its running text."""
+    text = page.read_text()
+    blocks = [line.strip() for line in text.splitlines() if line.startswith(("    ", word))]
+    inline = re.findall(r"`([^`\n]+)`", text)
+    return [line for line in blocks + inline if line.startswith(f"{word} ")]
+
+
+def fragments(page: Path) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def explained(page: Path, head: str) -> list[str]:
+    """What the first column of the tables with this head names, in backticks."""
+    names = []
+    for table in re.findall(rf"^\| {head} \|.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE):
+        for row in table.splitlines()[1:]:
+            names += re.findall(r"`([^`]+)`", row.split(" | ")[0])
+    return names
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key of the schema, in its place."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        for kind in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from keys(kind, "" if kind is cluster.Target else f"{prefix}{name}.")
+
+
+def test_there_are_pages() -> None:
+    assert {page.name for page in DOCS} >= {"laptop.md", "gpu-cluster.md", "tpu.md", "another-site.md", "wandb.md"}
+
+
+@pages
+def test_each_link_leads_to_a_file(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if not link.startswith(("https://", "http://", "#")):
+            assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+@pages
+def test_each_command_line_is_one_of_main_py_s(page: Path) -> None:
+    for line in commands(page, "python main.py"):
+        words = shlex.split(re.sub(r"[\[\]]", "", line), comments=True)[2:]
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            try:
+                program.command_line().parse_args(words)
+            except SystemExit as end:
+                assert end.code == 0, f"{line}: {said.getvalue()}"  # --help
+
+
+def test_there_are_command_lines_to_check() -> None:
+    assert all(commands(page, "python main.py") for page in DOCS)
+
+
+@pages
+def test_each_target_of_make_is_one_of_the_makefile_s(page: Path) -> None:
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in commands(page, "make"):
+        words = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word]
+        assert {word for word in words if re.fullmatch("[a-z-]+", word)} <= known, line
+
+
+def test_every_key_of_cluster_yaml_is_explained_and_no_other() -> None:
+    # The set-up lines of a variant have the keys of the target's.
+    known = [key for key in keys(cluster.Cluster) if not key.startswith("variants.setup.")]
+    assert sorted(explained(SITES, "key")) == sorted(known)
+    placeholders = explained(SITES, "placeholder")
+    assert sorted(placeholders) == sorted(f"{{{name}}}" for name in cluster.PLACEHOLDERS)
+
+
+EXAMPLES = [pytest.param(text, id=f"{page.stem} {n}") for page in PAGES for n, text in enumerate(fragments(page))]
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_each_example_of_cluster_yaml_is_taken_and_makes_scripts(text: str, tmp_path: Path) -> None:
+    yaml = YAML()
+    given: dict[str, Any] = yaml.load(text)
+    whole = given if "targets" in given else {"default": "here", "targets": {"here": TARGET | given}}
+    path = tmp_path / "cluster.yaml"
+    with open(path, "w") as file:
+        yaml.dump(whole, file)
+    described = cluster.load(path)
+    for name, target in described.targets.items():
+        # A site may have a plug-in for containers; every other option is sbatch's own.
+        assert all(words.startswith("--container-") for words in directives.warnings(target.directives))
+        for framework in FRAMEWORKS:
+            if getattr(target.python, framework) is not None:
+                job = Job(framework, "resnet50", 1, "standard", "fp32", None, name)
+                assert script.render(job, target, Path("/opt/duel"))
+        for variant in target.variants:
+            assert variant.directives or variant.launcher or variant.setup != cluster.Setup()
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) > 10

@@ -1,0 +1,633 @@
+"""The driver against a real Slurm: nothing is lost, nothing goes in twice, and what happened is told as it was.
+
+Where a test needs a framework it uses the real one; where only the job's way through Slurm matters, its interpreter is
+a stand-in of a line or two, which says so in its name.
+"""
+
+import csv
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import clean_environment, rows_of
+from slurm_cluster import SlurmCluster
+
+from duel.results import Results, Run
+
+MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
+REAL = "{jax: .venv/jax/bin/python, pytorch: .venv/pytorch/bin/python}"
+SECRET = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Site:
+    """A checkout on a login node of the test cluster."""
+
+    def __init__(self, folder: Path, slurm: SlurmCluster) -> None:
+        self.folder, self.slurm = folder, slurm
+        self.environment = clean_environment() | slurm.environment
+        self.results = Results(folder / "results")
+        self._before: set[str] = set()
+        self.forget_jobs()
+
+    def target(
+        self, *directives: str, python: str = REAL, launcher: str = "srun --cpu-bind=none", more: str = ""
+    ) -> None:
+        """Write a cluster.yaml whose one Slurm target, 'site', has these lines."""
+        text = "default: site\ntargets:\n  site:\n    scheduler: slurm\n    pause: 0\n"
+        text += f"    launcher: {launcher}\n    python: {python}\n    directives:\n"
+        text += "".join(f"      - {json.dumps(line)}\n" for line in directives)
+        (self.folder / "cluster.yaml").write_text(text + more)
+
+    def start_controller(self) -> None:
+        """Returns when it has heard of its nodes, too: before, it refuses what they could take."""
+        self.slurm.start_controller()
+        self.wait(lambda: "unk" not in self.slurm.run("sinfo", "--noheader", "-o", "%t").stdout)
+
+    def stand_in(self, name: str, *lines: str) -> str:
+        """An interpreter for both sides that is a few lines of bash; for ``target``."""
+        path = self.folder / f"stand-in-{name}"
+        path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+        path.chmod(0o755)
+        return f"{{jax: {json.dumps(str(path))}, pytorch: {json.dumps(str(path))}}}"
+
+    def popen(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def main(self, *arguments: str, expect: int = 0, **environment: str) -> str:
+        """What ``python main.py`` prints; its exit code must be ``expect``."""
+        process = self.popen("main.py", *arguments, **environment)
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == expect, said
+        assert "Traceback" not in said
+        return said
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        process = subprocess.run(
+            [sys.executable, "main.py", "status", "--json"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return {status["run_id"]: status for status in json.loads(process.stdout)}
+
+    def only(self) -> Run:
+        (run,) = self.results.runs()
+        return run
+
+    def jobs(self) -> Counter[str]:
+        """How many jobs of each name Slurm has had since this site began (the cluster serves several tests)."""
+        return Counter(name for job_id, name in self._jobs().items() if job_id not in self._before)
+
+    def _jobs(self) -> dict[str, str]:
+        # sacct is late by some seconds, and leaves out what was never eligible to start; squeue forgets after seconds.
+        said = self.slurm.run("squeue", "--all", "--states=all", "--noheader", "-o", "%i|%j").stdout
+        if self.slurm.accounting:
+            said += self.slurm.run("sacct", "-X", "-P", "-n", "-S", "now-1hours", "-o", "JobID,JobName").stdout
+        return dict(line.split("|", 1) for line in said.splitlines())
+
+    def forget_jobs(self) -> None:
+        """Count from here on."""
+        self._before |= set(self._jobs())
+
+    def wait(self, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.main("status")
+            time.sleep(0.2)
+        return found
+
+    def wait_for_state(self, run: Run, *states: str) -> None:
+        self.wait(lambda: run.stored_status().get("state") in states)
+
+
+@pytest.fixture
+def site(checkout: Path, slurm: SlurmCluster) -> Site:
+    return Site(checkout.rename(checkout.with_name("duel")), slurm)  # a space cannot stand in a directive
+
+
+CPU = ("--partition=cpu", "--time=00:10:00", "--cpus-per-task=1", "--mem=2G")
+
+
+def test_both_frameworks_run_on_nodes_with_devices_from_one_command(site: Site) -> None:
+    site.target("--partition=h100", "--gpus-per-node=h100:{devices_per_node}", "--time=00:10:00", "--mem=4G")
+    said = site.main(*MNIST, "--wait", WANDB_API_KEY=SECRET, SBATCH_PARTITION="down", HF_TOKEN=SECRET, SLURM_NTASKS="7")
+    assert "at once, on h100-" in said
+    assert "WANDB_API_KEY is not passed to jobs" in said
+    watched = site.main("status", "--watch")
+    assert watched.count(" finished ") == 2
+    assert "Slurm's word is 0 s old" in watched
+    rows = {row["framework"]: row for row in rows_of(site.folder)}
+    assert {name: row["status"] for name, row in rows.items()} == {"jax": "finished", "pytorch": "finished"}
+    assert rows["jax"]["pair"] == rows["pytorch"]["pair"]
+    for row in rows.values():
+        record = site.slurm.run("sacct", "-X", "-n", "-P", "-j", row["slurm_job_id"], "-o", "JobName,AllocTRES,State")
+        name, devices, state = record.stdout.strip().split("|")
+        assert (name, state) == (row["run_id"], "COMPLETED")
+        assert "gres/gpu=1" in devices
+        assert (row["script"], row["restarts"], row["target"]) == ("rendered", "0", "site")
+        environment = json.loads(Run(site.results.folder / "runs" / row["run_id"]).environment.read_text())
+        assert environment["variables"]["CUDA_VISIBLE_DEVICES"] == "0" or row["framework"] == "pytorch"
+        # The key is in nothing that others could read, and nothing of ours overruled the script.
+        for what in ("--env-vars", "--batch-script"):
+            stored = site.slurm.run("sacct", "-j", row["slurm_job_id"], what).stdout
+            assert row["run_id"].partition("-")[0] in stored
+            assert SECRET not in stored
+    for path in [*site.results.folder.rglob("*"), *(site.folder / "slurm_scripts").iterdir()]:
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_the_submitted_bytes_are_the_file_s_and_the_job_waits_in_words(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    site.main(*MNIST)
+    for run in site.results.runs():
+        job_id = run.launch()["slurm_job_id"]
+        sent = site.slurm.run("scontrol", "write", "batch_script", job_id, "-").stdout
+        script = site.folder / "slurm_scripts" / f"{run.id.partition('-')[0]}.sh"
+        assert sent.rstrip("\n") == script.read_text().rstrip("\n") == run.script.read_text().rstrip("\n")
+        status = site.statuses()[run.id]
+        assert (status["state"], status["slurm"]["kind"]) == ("queued", "waiting")
+        assert "begin" in status["slurm"]["words"]
+    site.main("cancel", "--state", "queued")
+    assert {status["state"] for status in site.statuses().values()} == {"cancelled"}
+    assert "no run fits --state queued; there are state: cancelled" in site.main(
+        "cancel", "--state", "queued", expect=2
+    )
+    assert "cancel: name runs" in site.main("cancel", expect=2)
+
+
+def test_a_script_by_hand_twice_is_two_runs_and_a_changed_one_is_told_apart(site: Site) -> None:
+    site.target(*CPU)
+    site.main(*MNIST, "--dry_run", "--framework", "jax")
+    script = site.folder / "slurm_scripts" / "jax_mnist_1_smoke.sh"
+    site.slurm.run("sbatch", "--begin=now+1hour", str(script))
+    assert "jax_mnist_1_smoke (by hand)" in site.main("status")
+    site.slurm.run("scancel", "--name=jax_mnist_1_smoke")
+    subprocess.run(["sbatch", str(script)], cwd="/", env=site.environment, check=True)
+    script.write_text(script.read_text().replace("set -eo pipefail", "set -eo pipefail\necho changed"))
+    subprocess.run(["sbatch", str(script)], cwd="/", env=site.environment, check=True)
+    site.wait(lambda: len(site.results.runs()) == 2)
+    for run in site.results.runs():
+        site.wait_for_state(run, "finished")
+    assert {status["state"] for status in site.statuses().values()} == {"finished"}
+    assert "2 rows (2 finished)" in site.main("collect")
+    assert sorted(row["script"] for row in rows_of(site.folder)) == ["edited by hand", "rendered"]
+    by_bash = subprocess.run(["bash", str(script)], env=clean_environment(), capture_output=True, text=True)
+    assert by_bash.returncode == 98
+    assert by_bash.stderr.strip().endswith("is for Slurm: sbatch slurm_scripts/jax_mnist_1_smoke.sh")
+
+
+def test_scancel_ends_a_run_as_cancelled_and_only_its_name_starts_it_again(site: Site) -> None:
+    site.target(*CPU)
+    site.main("--benchmark", "mnist", "--use_case", "1", "--framework", "jax")
+    run = site.only()
+    site.wait_for_state(run, "running")
+    site.slurm.run("scancel", run.launch()["slurm_job_id"])
+    site.wait_for_state(run, "cancelled")
+    status = site.statuses()[run.id]
+    assert status["cause"] == "ended by SIGTERM"
+    assert "ended by SIGTERM: cancelled" in site.main("status")
+    assert "again only by name" in site.main("resubmit")
+    assert len(site.results.runs()) == 1
+    assert "attempt 2 of 3" in site.main("resubmit", run.id)
+    again = site.results.runs()[-1]
+    assert again.id != run.id
+    assert f"was followed by {again.id}" in site.main("resubmit", run.id)
+    site.main("cancel", again.id)
+
+
+def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_proposed_to_both(site: Site) -> None:
+    site.target("--partition=cpu", "--time=00:01:00", "--cpus-per-task=1", "--mem=2G")
+    site.main("--benchmark", "mnist", "--use_case", "1", "--preset", "publication", "--framework", "jax")
+    run = site.only()
+    site.wait_for_state(run, "failed")
+    rows = run.rows()
+    assert rows[0].status == "finished" or rows[0].partial
+    stopped = next(row for row in rows if row.status != "finished")
+    assert str(stopped.cause).startswith("ended by SIGUSR2")
+    begun = [row for row in rows if row.partial]
+    for row in begun:
+        assert row.status == "failed"
+        assert row.throughput
+        assert row.throughput > 0
+    said = site.main("resubmit")
+    assert "proposed for both sides: --time=00:02:00; attempt 2 of 3" in said
+    assert len(site.results.runs()) == 1
+    site.main("resubmit", "--apply")
+    again = site.results.runs()[-1]
+    assert "#SBATCH --time=00:02:00\n" in again.script.read_text()
+    assert again.rows()[0].attempt == 2
+    site.main("cancel", again.id)
+
+
+def test_a_job_that_slurm_ends_at_its_limit_is_settled_with_slurm_s_word(site: Site) -> None:
+    site.target(*CPU, python=site.stand_in("deaf", "trap '' TERM USR2", "sleep 600 & wait; sleep 600"))
+    site.main(*MNIST, "--framework", "jax")
+    run = site.only()
+    job_id = run.launch()["slurm_job_id"]
+    site.wait(lambda: site.statuses()[run.id].get("slurm", {}).get("state") == "RUNNING")
+    assert "the run has not reported yet" in site.main("status")
+    site.slurm.run("scontrol", "update", f"jobid={job_id}", "TimeLimit=0")
+    site.wait(lambda: site.statuses()[run.id]["state"] == "failed")
+    status = site.statuses()[run.id]
+    assert (status["why"], status["slurm"]["state"]) == ("time limit", "TIMEOUT")
+    assert "proposed for both sides: --time=00:20:00" in site.main("resubmit")
+
+
+def test_a_job_that_ends_without_a_word_is_never_called_finished(site: Site) -> None:
+    site.target(*CPU, python=site.stand_in("silent", "echo the last words", "exit 0"))
+    site.main(*MNIST, "--framework", "jax")
+    run = site.only()
+    site.wait(lambda: site.statuses()[run.id]["state"] != "queued")
+    status = site.statuses()[run.id]
+    assert status["state"] == "failed"
+    assert status["cause"].startswith("Slurm: incomplete") or status["cause"].startswith("incomplete")
+    assert "the last words" in status["cause"]
+    assert "the last words" in site.main("logs", run.id)
+    said = site.main("resubmit")
+    assert "the code is the same" in said
+    assert "    the last words" in said
+    assert "attempt 2 of 3" in site.main("resubmit", "--include", "code")
+    with open(site.folder / "duel" / "errors.py", "a") as file:
+        file.write("# changed\n")
+    second = site.results.runs()[-1]
+    site.wait(lambda: site.statuses()[second.id]["state"] == "failed")
+    assert "the code has changed since; attempt 3 of 3" in site.main("resubmit")
+    third = site.results.runs()[-1]
+    site.wait(lambda: site.statuses()[third.id]["state"] == "failed")
+    assert "that was attempt 3 of 3" in site.main("resubmit", "--include", "code")
+    assert len(site.results.runs()) == 3
+
+
+def test_out_of_memory_is_proposed_more_memory_on_both_sides(site: Site) -> None:
+    """Without cgroups Slurm cannot end a job for its memory here: the stand-in prints what slurmd was seen to print."""
+    words = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
+    site.target(*CPU, python=site.stand_in("hungry", f"echo '{words}' >&2", "kill -9 $$"))
+    site.main(*MNIST)
+    runs = site.results.runs()
+    site.wait(lambda: {s["state"] for s in site.statuses().values()} == {"failed"})
+    assert {status["why"] for status in site.statuses().values()} == {"out of memory"}
+    said = site.main("resubmit", "--framework", "jax")
+    assert said.count("proposed for both sides: --mem=4G") == 2
+    site.main("resubmit", "--framework", "jax", "--apply")
+    again = [run for run in site.results.runs() if run not in runs]
+    assert len(again) == 2
+    assert all("#SBATCH --mem=4G\n" in run.script.read_text() for run in again)
+    assert {run.launch()["pair"] for run in again} == {run.launch()["pair"] for run in runs}
+
+
+def test_a_run_on_a_node_that_died_goes_to_another(site: Site) -> None:
+    site.target(*CPU, "--nodes=1")
+    site.main("--benchmark", "mnist", "--use_case", "1", "--framework", "jax")
+    run = site.only()
+    site.wait_for_state(run, "running")
+    node = site.statuses()[run.id]["slurm"]["nodes"]
+    site.slurm.kill_node(node)
+    site.wait(lambda: site.statuses()[run.id]["state"] == "failed")
+    status = site.statuses()[run.id]
+    assert (status["why"], status["cause"]) == ("infrastructure", f"Slurm: node {node} failed")
+    assert f"without {node}; attempt 2 of 3" in site.main("resubmit")
+    again = site.results.runs()[-1]
+    assert f"#SBATCH --exclude={node}\n" in again.script.read_text()
+    site.wait_for_state(again, "running")
+    assert site.statuses()[again.id]["slurm"]["nodes"] not in ("", node)
+    assert (again.launch()["after"], again.rows()[0].attempt) == (run.id, 2)
+    site.main("cancel", again.id)
+
+
+def test_a_preempted_run_is_told_so_and_started_again(site: Site) -> None:
+    site.target("--partition=low", "--time=00:10:00", "--nodelist=cpu-1", "--exclusive")
+    site.main("--benchmark", "mnist", "--use_case", "1", "--framework", "jax")
+    run = site.only()
+    site.wait_for_state(run, "running")
+    urgent = ("--partition=urgent", "--nodelist=cpu-1", "--exclusive", "--time=5", "--output=/dev/null")
+    site.slurm.run("sbatch", *urgent, "--wrap=sleep 600")
+    site.wait_for_state(run, "cancelled")
+    site.wait(lambda: site.statuses()[run.id].get("slurm", {}).get("kind") == "ended")
+    assert "ended by SIGTERM: preempted" in site.main("status")
+    assert "preempted by a job of higher priority; attempt 2 of 3" in site.main("resubmit")
+    assert site.results.runs()[-1].launch()["after"] == run.id
+
+
+SUBMIT = """
+import sys
+from pathlib import Path
+from duel.job import Job
+from duel.launch import cluster, script, submit
+from duel.results import Results
+
+number = int(sys.argv[1])
+name, target = cluster.load(Path("cluster.yaml")).target(None)
+kinds = [(f, b, p, r) for b in ("mnist", "resnet50") for p in ("smoke", "standard") for r in ("fp32", "bf16", "tf32")
+         for f in ("jax", "pytorch")]
+jobs = [Job(f, b, 1, p, r, None, name) for f, b, p, r in kinds[:number]]
+texts = [script.render(job, target) for job in jobs]
+for run in submit.start(jobs, texts, target, Results(Path("results")), lambda words: print(words, flush=True)):
+    print("started", run.id, run.launch()["slurm_job_id"], flush=True)
+"""
+
+
+def test_a_controller_that_hangs_while_jobs_are_sent_makes_neither_two_of_them_nor_none(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    site.slurm.pause_controller()
+    driver = site.popen("-c", SUBMIT, "2")
+    assert driver.stdout is not None
+    said = ""
+    while "may have gone in" not in said:  # sbatch has given up, and the controller has its message
+        line = driver.stdout.readline()
+        assert line, said
+        said += line
+    site.slurm.resume_controller()
+    said += driver.communicate(timeout=120)[0]
+    assert driver.returncode == 0, said
+    assert "timed out" in said
+    runs = [run.id for run in site.results.runs()]
+    assert len(runs) == 2
+    assert site.jobs() == dict.fromkeys(runs, 1)
+    assert any(run.launch().get("adopted") for run in site.results.runs())
+
+
+def test_a_controller_that_hangs_or_is_gone_makes_no_run_lost(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    site.main(*MNIST, "--framework", "jax")
+    site.slurm.pause_controller()
+    said = site.main("status")
+    assert "not known: the queue cannot be asked" in said
+    assert " queued " in said
+    site.slurm.resume_controller()
+    site.slurm.stop_controller()
+    assert " queued " in site.main("status")
+    said = site.main("cancel", site.only().id, expect=2)
+    assert "scancel" in said
+    site.slurm.start_controller()
+    assert site.statuses()[site.only().id]["slurm"]["kind"] in ("waiting", "blocked")
+
+
+def test_nothing_is_sent_while_there_is_no_controller_and_the_same_command_sends_it_later(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    site.slurm.stop_controller()
+    driver = site.popen("-c", SUBMIT, "2")
+    assert driver.stdout is not None
+    assert "not sent" in driver.stdout.readline()
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=60)
+    assert site.main("status").count("Slurm does not answer") == 2
+    site.start_controller()
+    assert site.main("status").count("the same command goes on with it") == 2
+    again = site.popen("-c", SUBMIT, "2")
+    said = again.communicate(timeout=120)[0]
+    assert again.returncode == 0, said
+    assert "going on with the submission of 2 jobs" in said
+    assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
+
+
+def test_an_interrupted_submission_that_is_not_taken_up_leaves_runs_that_can_be_resubmitted(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    site.slurm.stop_controller()
+    driver = site.popen("-c", SUBMIT, "2")
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    driver.kill()
+    driver.communicate()
+    site.start_controller()
+    said = site.main("resubmit")
+    assert "2 jobs of an interrupted submission were never sent" in said
+    assert said.count("attempt 2 of 3") == 2
+    assert len(site.jobs()) == 2
+
+
+def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Site) -> None:
+    site.target(*CPU, python=site.stand_in("failing", "exit 3"))
+    site.slurm.stop_accounting()
+    site.main(*MNIST, "--framework", "jax")
+    run = site.only()
+    job_id = run.launch()["slurm_job_id"]
+    site.wait(lambda: job_id not in site.slurm.run("squeue", "-a", "-t", "all", "-h", "-o", "%i").stdout.split())
+    said = site.main("status")
+    assert " lost " in said
+    assert "the accounting cannot be asked" in said
+    site.slurm.start_accounting()
+    assert "attempt 2 of 3" in site.main("resubmit")
+
+
+def test_a_site_without_accounting_sees_its_runs_through(
+    checkout: Path, slurm_without_accounting: SlurmCluster
+) -> None:
+    site = Site(checkout.rename(checkout.with_name("duel")), slurm_without_accounting)
+    site.target(*CPU)
+    site.main(*MNIST, "--framework", "jax", "--wait")
+    assert [row["status"] for row in rows_of(site.folder)] == ["finished"]
+    time.sleep(6)  # Slurm has forgotten the job: the run's own folder has not
+    assert "finished" in site.main("status")
+    site.target(*CPU, python=site.stand_in("failing", "exit 3"))
+    site.main(*MNIST, "--framework", "pytorch")
+    second = site.results.runs()[-1]
+    site.wait(lambda: site.statuses()[second.id]["state"] in ("failed", "lost"))
+    assert site.statuses()[second.id]["state"] != "finished"
+
+
+def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_second_one(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+
+    def submit_ten(kill_after: float | None = None) -> float:
+        begun = time.monotonic()
+        driver = site.popen("-c", SUBMIT, "10")
+        if kill_after is None:
+            said = driver.communicate(timeout=120)[0]
+            assert driver.returncode == 0, said
+        else:
+            time.sleep(kill_after)
+            driver.kill()
+            driver.communicate()
+        return time.monotonic() - begun
+
+    def check(whole: bool) -> None:
+        names = {run.id for run in site.results.runs()}
+        jobs = site.jobs()
+        assert set(jobs) <= names, "a job that no folder knows"
+        assert set(jobs.values()) <= {1}, "a job went in twice"
+        if whole:
+            assert set(jobs) == names
+            assert len(names) == 10
+
+    def clear() -> None:
+        site.slurm.wait_idle()
+        site.forget_jobs()
+        shutil.rmtree(site.results.folder / "runs")
+
+    duration = submit_ten()
+    check(whole=True)
+    clear()
+    interrupted = 0
+    for seed in range(20):
+        submit_ten(kill_after=random.Random(seed).uniform(0.3, 1.0) * duration)
+        if site.results.intent.exists() or not site.results.runs():
+            interrupted += 1
+            check(whole=False)
+            submit_ten()
+        check(whole=True)
+        clear()
+    assert interrupted >= 10, "the kills came too late to show anything"
+
+
+FINISHING = """
+import json, os, sys, time
+from pathlib import Path
+sys.path.insert(0, os.getcwd())
+from duel.measure import job as jobs
+from duel.job import Job
+from duel.record import FINISHED
+from duel.results import Results, this_process, utc
+
+results = Results(Path("results"))
+run = results.run(os.environ["DUEL_RUN_ID"])
+run.write_status(state="running", started=utc(), owner=this_process(), slurm_job_id=os.environ["SLURM_JOB_ID"])
+row = run.read_row(0).replace(status="running", started=utc())
+run.write_row(row)
+while time.time() < float(Path("end-at").read_text()):
+    time.sleep(0.5)
+run.write_row(row.replace(status=FINISHED, ended=utc()))
+run.settle(state=FINISHED)
+results.merge(wait=False)
+"""
+
+
+def test_a_hundred_runs_that_end_in_the_same_seconds_are_a_hundred_rows(site: Site) -> None:
+    """Each job is a real one and writes its run as a job does; only what it measures is left out."""
+    (site.folder / "finishing.py").write_text(FINISHING)
+    python = site.stand_in("finishing", f'exec "{sys.executable}" finishing.py')
+    site.target("--partition=cpu", "--time=00:10:00", "--mem=100M", python=python, launcher="null")
+    (site.folder / "end-at").write_text(str(time.time() + 3600))
+    for _ in range(9):
+        driver = site.popen("-c", SUBMIT, "12")
+        said = driver.communicate(timeout=120)[0]
+        assert driver.returncode == 0, said
+    runs = site.results.runs()
+    assert len(runs) == 108
+    site.wait(lambda: sum(run.stored_status()["state"] == "running" for run in runs) >= 100, 240)
+    (site.folder / "end-at").write_text(str(time.time() + 1))
+    torn, deadline = 0, time.monotonic() + 120
+    while unfinished := [run.id for run in runs if run.stored_status()["state"] != "finished"]:
+        assert time.monotonic() < deadline, unfinished
+        if site.results.csv.exists():
+            with open(site.results.csv, newline="") as file:
+                lines = list(csv.reader(file))
+            torn += len({len(line) for line in lines}) != 1  # a reader sees it whole, always
+        time.sleep(0.1)
+    assert torn == 0
+    assert f"{len(runs)} rows ({len(runs)} finished)" in site.main("collect")
+    assert Counter(row["run_id"] for row in rows_of(site.folder)) == dict.fromkeys((run.id for run in runs), 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--gpus-per-node=a100:1", "Requested node configuration is not available"),
+        ("--partition=mars", "invalid partition specified: mars"),
+        ("--constraint=warp", "Invalid feature specification"),
+        ("--mem=9000G", "Requested node configuration is not available"),
+        ("--time=soon", "Invalid --time specification"),
+        ("--time=5-00", "would wait for ever: partition cpu allows 02:00:00"),
+        ("--gpu-per-node=1", "unrecognized option '--gpu-per-node=1'"),
+        ("--reservation=mine", "Requested reservation is invalid"),
+    ],
+)
+def test_what_slurm_would_refuse_is_said_with_its_line_and_nothing_is_started(site: Site, line: str, said: str) -> None:
+    site.target("--partition=cpu", "--time=5", line)
+    answer = site.main(*MNIST, expect=2)
+    assert said in answer
+    assert f"cluster.yaml:11: {line}" in answer
+    assert not site.results.runs()
+    assert not (site.folder / "slurm_scripts" / "jax_mnist_1_smoke.sh").exists()
+
+
+def test_a_refusal_after_all_fails_the_run_with_sbatch_s_words(site: Site) -> None:
+    site.target("--partition=mars")
+    driver = site.popen("-c", SUBMIT, "2")
+    said = driver.communicate(timeout=120)[0]
+    assert "invalid partition specified: mars" in said.lower()
+    statuses = site.statuses()
+    assert {status["state"] for status in statuses.values()} == {"failed"}
+    assert all("Slurm refused it" in status["cause"] for status in statuses.values())
+    assert not site.results.intent.exists()
+    site.target(*CPU, "--begin=now+1hour")
+    assert site.main("resubmit").count("attempt 2 of 3") == 2
+
+
+def test_lines_for_the_login_node_run_where_sbatch_does_and_reach_it(site: Site) -> None:
+    more = '    setup: {submit: ["echo job 4711 from the set-up", "export SBATCH_TIMELIMIT=7"]}\n'
+    site.target(*CPU, "--begin=now+1hour", more=more)
+    site.main(*MNIST, "--framework", "jax")
+    job_id = site.only().launch()["slurm_job_id"]
+    assert job_id != "4711"
+    assert "TimeLimit=00:07:00" in site.slurm.run("scontrol", "show", "job", job_id).stdout
+
+
+def test_no_more_jobs_are_sent_than_the_target_takes_at_once(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n")
+    driver = site.popen("-c", SUBMIT, "2")
+    assert driver.stdout is not None
+    assert "1 jobs are there, and the target takes 1" in driver.stdout.readline()
+    assert len(site.jobs()) == 1
+    driver.kill()
+    driver.communicate()
+    site.main("cancel", "--framework", "jax")
+    again = site.popen("-c", SUBMIT, "2")
+    said = again.communicate(timeout=120)[0]
+    assert again.returncode == 0, said
+    assert len(site.jobs()) == 2
+
+
+def test_a_target_that_vanished_does_not_hide_its_runs(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    site.main(*MNIST, "--framework", "jax")
+    path = site.folder / "cluster.yaml"
+    path.write_text(path.read_text().replace("site", "other"))
+    assert " queued " in site.main("status")
+    assert "cancelled" in site.main("cancel", "--target", "site")
+    said = site.main("resubmit", site.only().id)
+    assert "not started: its target 'site' is no longer in cluster.yaml, which has other" in said
+    assert len(site.results.runs()) == 1
+
+
+def test_damaged_and_newer_records_are_said_and_hide_nothing(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    site.main(*MNIST)
+    jax, pytorch = site.results.runs()
+    (jax.folder / "launch.json").write_text('{"half')
+    (pytorch.folder / "status.json").write_text('{"format": 99, "state": "dancing"}')
+    said = site.main("status")
+    assert "is of another version of Duel (format 99; this one reads 1)" in said
+    assert jax.id in said
+    site.results.intent.write_text('{"format": 99, "runs": {}, "since": 0}')
+    assert "of another version of Duel (format 99" in site.main(*MNIST, expect=2)
+    site.results.intent.write_text("{")
+    assert ".submitting.json is damaged" in site.main(*MNIST)
+
+
+def test_a_short_job_proves_a_target(site: Site) -> None:
+    site.target(*CPU)
+    said = site.main("doctor", "--target", "site")
+    assert said.count("ok    jax on site") == 2
+    assert said.count("ok    pytorch on site") == 2
+    site.target(*CPU, python="{jax: .venv/none/bin/python, pytorch: null}")
+    said = site.main("doctor", "--target", "site", expect=1)
+    assert "FAIL  jax on site" in said
+    assert "no interpreter .venv/none/bin/python" in said
