@@ -1,0 +1,132 @@
+"""How fast jobs are rendered, submitted and looked at, on a private Slurm of this machine ('make slurm' installs it).
+
+    .venv/driver/bin/python benchmarks/launching.py
+
+Rendering must reach 1,000 scripts/s. Submitting without a pause must stay within twice a bare sbatch loop over the same
+scripts; the two alternate, and the figure is the median of the ratios. 'status' over 2,000 runs, 40 of them waiting in
+Slurm, must take less than 1 s and call Slurm twice at most. Exit code 1 if one does not hold.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+sys.path.append(str(ROOT / "tests"))
+
+from slurm_cluster import SlurmCluster  # noqa: E402
+
+from duel.job import Job  # noqa: E402
+from duel.launch import cluster, script, submit  # noqa: E402
+from duel.record import FINISHED  # noqa: E402
+from duel.results import Results, Run  # noqa: E402
+
+TARGET = """\
+default: site
+targets:
+  site:
+    scheduler: slurm
+    pause: 0
+    python: {jax: python3, pytorch: python3}
+    directives: [--partition=cpu, --time=00:10:00, --begin=now+1hour, --mem=100M]
+"""
+SCRIPTS, ROUNDS, RUNS, WAITING = 2000, 7, 2000, 40
+
+
+def planned(number: int) -> list[Job]:
+    kinds = [
+        Job(framework, benchmark, 1, preset, precision, device, "site")
+        for benchmark in ("mnist", "resnet50")
+        for preset in ("smoke", "standard")
+        for precision in ("fp32", "bf16", "tf32")
+        for device in ("cpu", "gpu")
+        for framework in ("jax", "pytorch")
+    ]
+    return kinds[:number]
+
+
+def submitting(target: cluster.Target, folder: Path) -> list[float]:
+    """Seconds of ours over seconds of bare sbatch, one ratio a round."""
+    ratios = []
+    jobs = planned(40)
+    texts = [script.render(job, target, folder) for job in jobs]
+    for number in range(ROUNDS + 1):
+        results = Results(folder / f"results-{number}")
+        start = time.perf_counter()
+        runs = submit.start(jobs, texts, target, results, print)
+        ours = time.perf_counter() - start
+        start = time.perf_counter()
+        for run in runs:
+            subprocess.run(["sbatch", str(run.script)], check=True, stdout=subprocess.DEVNULL)
+        bare = time.perf_counter() - start
+        subprocess.run(["scancel", f"--user={os.getuid()}"], check=True)
+        if number:  # the first one warms up
+            ratios.append(ours / bare)
+    return ratios
+
+
+def looking(target: cluster.Target, folder: Path) -> tuple[float, int]:
+    """Median seconds of 'main.py status' over many runs, and how often it called Slurm."""
+    checkout = folder / "checkout"
+    shutil.copytree(ROOT / "duel", checkout / "duel", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "main.py", checkout)
+    results = Results(checkout / "results")
+    jobs = planned(WAITING)
+    model = submit.start(jobs, [script.render(job, target, folder) for job in jobs], target, results, print)[0]
+    for number in range(RUNS - WAITING):
+        copy = Run(model.folder.with_name(f"{model.id.rpartition('-')[0]}-{number:04x}x"))
+        shutil.copytree(model.folder, copy.folder)
+        copy.write_status(state=FINISHED, run_id=copy.id)
+    calls = folder / "calls"
+    stand_ins = folder / "bin"
+    stand_ins.mkdir()
+    for tool in ("squeue", "sacct"):  # they count, and then call the real one
+        (stand_ins / tool).write_text(f'#!/bin/sh\necho {tool} >> "{calls}"\nexec {shutil.which(tool)} "$@"\n')
+        (stand_ins / tool).chmod(0o755)
+    environment = os.environ | {"PATH": f"{stand_ins}:{os.environ['PATH']}"}
+    seconds = []
+    for _ in range(ROUNDS):
+        calls.unlink(missing_ok=True)
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "main.py", "status"], cwd=checkout, env=environment, check=True, stdout=-3)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds), len(calls.read_text().splitlines())
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as name, SlurmCluster() as slurm:
+        os.environ |= slurm.environment
+        folder = Path(name)
+        (folder / "cluster.yaml").write_text(TARGET)
+        target = cluster.load(folder / "cluster.yaml").targets["site"]
+        job = planned(1)[0]
+        start = time.perf_counter()
+        for _ in range(SCRIPTS):
+            script.render(job, target, folder)
+        rate = SCRIPTS / (time.perf_counter() - start)
+        ratios = submitting(target, folder)
+        seconds, calls = looking(target, folder)
+    ratio = statistics.median(ratios)
+    holds = rate >= 1000 and ratio <= 2 and seconds < 1 and calls <= 2
+    figures = {
+        "scripts_per_second": round(rate),
+        "submit_ratio": round(ratio, 2),
+        "submit_ratios": [round(each, 2) for each in sorted(ratios)],
+        "status_seconds": round(seconds, 3),
+        "status_runs": RUNS,
+        "status_slurm_calls": calls,
+        "holds": holds,
+    }
+    print(json.dumps(figures))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
