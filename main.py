@@ -115,7 +115,7 @@ def say(words: str) -> None:
 def submit(args: argparse.Namespace, results: "Results") -> int:
     """Render one script per framework and start them on the target."""
     from duel.job import Job
-    from duel.launch import cluster, script
+    from duel.launch import cluster, directives, script
 
     described = cluster.load(ROOT / "cluster.yaml")
     name, target = described.target(args.target)
@@ -129,24 +129,16 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
         Job(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name)
         for framework in frameworks
     ]
-    texts = [script.render(job, target) for job in jobs]
     if args.dry_run:
+        texts = [script.render(job, target) for job in jobs]
         for path, text in zip(script.write(jobs, texts, say), texts, strict=True):
             print(f"# {path.relative_to(ROOT)}\n{text}")
+            for warning in directives.warnings(directives.of_script(text)):
+                print(f"warning: {warning}", file=sys.stderr)
         return 0
     from duel.launch import submit
 
-    submit.check(jobs, target)
-    if target.scheduler == "slurm":
-        from duel.launch import preflight
-
-        table, warnings = preflight.plan(jobs, texts, described)
-        say("\n".join([table, *(f"warning: {warning}" for warning in warnings)]))
-    script.write(jobs, texts, say)
-    runs = submit.start(jobs, texts, target, results, say)
-    for run in runs:
-        job_id = run.launch().get("slurm_job_id")
-        say(f"started {run.id} on {name}" + (f", job {job_id}" if job_id else ""))
+    runs = submit.launch(jobs, described, results, say)
     if not args.wait:
         say("'python main.py status' shows them, 'python main.py logs RUN --follow' follows one")
         return 0

@@ -17,7 +17,7 @@ from duel import datasets
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
 from duel.job import ROOT, Job
-from duel.launch import jobs, local, preflight, script, submit
+from duel.launch import jobs, local, preflight, submit
 from duel.launch.cluster import Cluster, Target
 from duel.record import FINISHED
 from duel.results import Results
@@ -65,13 +65,7 @@ def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], No
     planned = [
         Job(framework, PROOF_BENCHMARK, 1, "smoke", "fp32", None, name, changes=(PROOF_TIME,)) for framework in sides
     ]
-    texts = [script.render(job, target) for job in planned]
-    submit.check(planned, target)
-    if target.scheduler == "slurm":
-        table, warnings = preflight.plan(planned, texts, cluster)
-        say("\n".join([table, *(f"warning: {warning}" for warning in warnings)]))
-    script.write(planned, texts, say)
-    runs = submit.start(planned, texts, target, results, say)
+    runs = submit.launch(planned, cluster, results, say)
     jobs.wait(runs, results, say)
     failed = False
     for framework, run in zip(sides, runs, strict=True):

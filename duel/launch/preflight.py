@@ -18,6 +18,8 @@ from duel.launch import directives, queue
 from duel.launch.cluster import Cluster, Target
 
 TEST_SECONDS = 60
+# WANDB_API_KEY, GITHUB_TOKEN and their like: sites may store a job's environment where others can read it.
+SECRET_WORDS = frozenset(("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS"))
 # wandb 0.31 looks for a key of its newer server first, and then of the one that everybody knows.
 WANDB_HOSTS = ["api.forge.coreweave.com", "api.wandb.ai"]
 # Not a refusal: Slurm could not be asked.
@@ -52,8 +54,8 @@ def environment(target: Target) -> Iterator[list[str]]:
 
 def _unwanted(name: str) -> bool:
     overrules = name.startswith(("SBATCH_", "SLURM_")) and name != "SLURM_CONF"
-    secret = name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE") or name.startswith(("HF_", "AWS_"))
-    return overrules or secret or name.endswith(("_TOKEN", "_SECRET", "_PASSWORD"))
+    secret = not SECRET_WORDS.isdisjoint(name.upper().split("_")) or name.startswith(("HF_", "AWS_"))
+    return overrules or secret
 
 
 def remarks(left_out: list[str], lines: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duel.job import Job
-from duel.launch import directives, jobs, preflight, queue, script, state, submit
+from duel.launch import directives, jobs, queue, state, submit
 from duel.launch.cluster import Cluster
 from duel.record import CANCELLED, FINISHED, LOST, SKIPPED, TERMINAL
 from duel.results import Results, stamp
@@ -248,20 +248,12 @@ def start(decisions: list[Decision], cluster: Cluster, results: Results, say: Sa
     for decision in decisions:
         assert decision.job is not None
         by_target.setdefault(decision.job.target, []).append(decision)
-    for name, group in by_target.items():
-        target = cluster.target(name)[1]
+    for group in by_target.values():
         planned = [decision.job for decision in group if decision.job]
-        texts = [script.render(job, target) for job in planned]
-        submit.check(planned, target)
-        if target.scheduler == "slurm":
-            for warning in preflight.plan(planned, texts, cluster)[1]:
-                say(f"warning: {warning}")
-        script.write(planned, texts, say)
         stamps = {str(decision.status["pair"]): stamp() for decision in group}
         run_ids = [job.run_id(stamps[str(d.status["pair"])]) for d, job in zip(group, planned, strict=True)]
         launches = [{"pair": d.status["pair"], "after": d.status["run_id"]} for d in group]
-        for run in submit.start(planned, texts, target, results, say, run_ids, launches):
-            say(f"started {run.id} on {name}")
+        submit.launch(planned, cluster, results, say, run_ids, launches)
 
 
 def _add_tails(statuses: list[dict[str, Any]], results: Results) -> None:

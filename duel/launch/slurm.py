@@ -115,7 +115,7 @@ def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> 
             time.sleep(target.pause)
         with environment(target):
             if target.max_jobs:
-                _wait_for_room(target.max_jobs, results, say)
+                _wait_for_room(run, target.max_jobs, results, say)
                 if _decided(run):
                     continue
             if words := _send(run, target, logs, say):
@@ -182,9 +182,10 @@ def look_up(run: Run, since: float, patient: bool) -> str:
         time.sleep(SETTLING_SECONDS)
 
 
-def _wait_for_room(most: int, results: Results, say: Say) -> None:
-    """Wait until fewer than ``most`` of our runs are in Slurm's queue."""
-    ours = {run.id for run in results.runs()}
+def _wait_for_room(run: Run, most: int, results: Results, say: Say) -> None:
+    """Wait until fewer than ``most`` runs on the target of ``run`` are in Slurm's queue."""
+    target = run.stored_status().get("target")
+    ours = {other.id for other in results.runs() if other.stored_status().get("target") == target}
     said = False
     while True:
         answer = queue.ask([state.user()], time.time(), lambda jobs: True)

@@ -24,6 +24,8 @@ SHOWN = 20
 TAIL_BYTES = 4096
 # Slurm keeps its word on a job for at least this long; older ones are not asked for again.
 EXPLAIN_SECONDS = 7 * 24 * 3600.0
+# A submission may begin and end while Slurm is asked; a run that is younger is not yet missed.
+SUBMITTING_SECONDS = 60.0
 # How a run ends itself when it is told to; who told it, and why, only Slurm knows.
 TOLD = ("ended by SIGTERM", "ended by SIGUSR2")
 
@@ -48,6 +50,7 @@ def look(results: Results, runs: list[Run] | None = None, before: Look | None = 
 
     A run that Slurm knows to have ended, and that does not say so itself, is settled with Slurm's word.
     """
+    intended = _intended(results)  # first: a submission may come to its end while Slurm is asked
     runs = results.runs() if runs is None else runs
     statuses = [_own(run) for run in runs]
     open_runs = [(run, status) for run, status in zip(runs, statuses, strict=True) if _needs_slurm(status)]
@@ -65,9 +68,10 @@ def look(results: Results, runs: list[Run] | None = None, before: Look | None = 
     if answer is not None:
         ids = {job.id: job for job in answer.jobs}
         names = {job.name: job for job in answer.jobs}
-        intended = _intended(results)
         for run, status in open_runs:
-            job = ids.get(status.get("slurm_job_id") or "") or names.get(run.id)
+            # A driver's run is known by its name; a number alone may be another job's, on another cluster say.
+            by_number = None if status.get("job") else ids.get(status.get("slurm_job_id") or "")
+            job = names.get(run.id) or by_number
             # An old answer explains a run that still waits. What has begun or ended since, it cannot know of.
             if before is None or (job is not None and status["state"] == QUEUED):
                 _explain(run, status, job, answer, run.id in intended)
@@ -186,6 +190,9 @@ def _unknown(run: Run, status: dict[str, Any], answer: queue.Answer, intended: b
     if not answer.controller:
         status["words"] = "Slurm does not answer"
         return
+    if status.get("user", user()) != user():
+        status["words"] = f"Slurm shows nothing of it; it may not show you jobs of {status['user']}"
+        return
     if status["state"] in TERMINAL - {LOST}:
         if answer.accounting:
             _keep(run, {})  # why it was told to end will not be known: not to be asked again
@@ -197,6 +204,9 @@ def _unknown(run: Run, status: dict[str, Any], answer: queue.Answer, intended: b
         return  # it speaks; whoever answers as Slurm here is another cluster, perhaps
     if _last_word(run) in TERMINAL - {LOST}:
         status |= _own(run)
+        return
+    if "slurm_job_id" not in status and time.time() - status["since"] < SUBMITTING_SECONDS:
+        status["words"] = "is being submitted"
         return
     if "slurm_job_id" not in status:
         cause, why = "never submitted: Slurm knows no job of its name", queue.NEVER_RAN

@@ -19,14 +19,40 @@ from duel import datasets
 from duel.catalogue import BENCHMARKS
 from duel.errors import UserError
 from duel.job import ROOT, Job
-from duel.launch import local
-from duel.launch.cluster import Target
+from duel.launch import local, preflight, script, state
+from duel.launch.cluster import Cluster, Target
 from duel.record import FAILED
 from duel.results import FORMAT, Results, Run, stamp, this_process, write_atomically
 
 CODE = ("duel", "jax", "pytorch")
 
 Say = Callable[[str], None]
+
+
+def launch(
+    jobs: list[Job],
+    cluster: Cluster,
+    results: Results,
+    say: Say,
+    run_ids: list[str] | None = None,
+    launches: list[dict[str, Any]] | None = None,
+) -> list[Run]:
+    """Render the scripts of ``jobs``, which are all for one target, ask Slurm about them, and start them.
+
+    Returns the runs. Raises UserError, before anything is written, for what would keep a job from running.
+    """
+    name, target = cluster.target(jobs[0].target)
+    texts = [script.render(job, target) for job in jobs]
+    check(jobs, target)
+    if target.scheduler == "slurm":
+        table, warnings = preflight.plan(jobs, texts, cluster)
+        say("\n".join([table, *(f"warning: {warning}" for warning in warnings)]))
+    script.write(jobs, texts, say)
+    runs = start(jobs, texts, target, results, say, run_ids, launches)
+    for run in runs:
+        job_id = run.launch().get("slurm_job_id")
+        say(f"started {run.id} on {name}" + (f", job {job_id}" if job_id else ""))
+    return runs
 
 
 def check(jobs: list[Job], target: Target) -> None:
@@ -156,7 +182,7 @@ def _create(
             if run.folder.exists():
                 continue
             pair = run.id.removeprefix(f"{job.framework}_")
-            common = {"job": _plain(job), "pair": pair, "code": code_digest()}
+            common = {"job": _plain(job), "pair": pair, "code": code_digest(), "user": state.user()}
             who = owner or {"slurm_job_name": run.id}
             run.create(job.rows(), script=text, launch=common | launch, owner=who, target=job.target)
             made.append(run)
