@@ -53,7 +53,7 @@ def test_every_target_of_the_shipped_file_has_its_scripts_and_nothing_to_remark(
     for name, target in loaded.targets.items():
         for framework in FRAMEWORKS:
             if getattr(target.python, framework) is not None:
-                assert script.render(job(target=name, framework=framework), target)
+                assert script.render(job(target=name, framework=framework), target, Path("/opt/duel"))
         assert directives.warnings(target.directives) == []
     assert loaded.targets["tpu"].python.pytorch is None
 

@@ -165,9 +165,9 @@ def test_without_internet_weights_and_biases_is_offline_unless_told_otherwise(
 @pytest.mark.parametrize("scheduler", ["local", "slurm"])
 def test_a_target_without_the_interpreter_says_so(scheduler: str) -> None:
     target = slurm(scheduler=scheduler, python={"jax": "python", "pytorch": None})
-    assert script.render(make_job("jax", "tpu"), target)
+    assert script.render(make_job("jax", "tpu"), target, CHECKOUT)
     with pytest.raises(UserError, match=r"'tpu' has no interpreter for pytorch \(cluster\.yaml: targets\.tpu\.python"):
-        script.render(make_job("pytorch", "tpu"), target)
+        script.render(make_job("pytorch", "tpu"), target, CHECKOUT)
 
 
 # What the script itself says when it cannot run the job.
