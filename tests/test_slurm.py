@@ -194,6 +194,29 @@ def test_a_script_by_hand_twice_is_two_runs_and_a_changed_one_is_told_apart(site
     assert by_bash.stderr.strip().endswith("is for Slurm: sbatch slurm_scripts/jax_mnist_1_smoke.sh")
 
 
+def test_cancelling_a_run_inside_someone_s_allocation_leaves_the_allocation(site: Site) -> None:
+    site.target(*CPU)
+    site.main("--benchmark", "mnist", "--use_case", "1", "--framework", "jax", "--dry_run")
+    script = site.folder / "slurm_scripts" / "jax_mnist_1.sh"
+    inside = subprocess.Popen(
+        ["salloc", "--partition=cpu", "--ntasks=1", "--mem=2G", "bash", "-c", f"bash {script}; echo still here"],
+        env=site.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    site.wait(site.results.runs)
+    run = site.only()
+    site.wait_for_state(run, "running")
+    assert "cancelled" in site.main("cancel", run.id)
+    said = inside.communicate(timeout=60)[0]
+    assert "still here" in said
+    assert inside.returncode == 0
+    site.main("collect")
+    (row,) = rows_of(site.folder)
+    assert row["slurm_job_id"] in said  # a fact of the row all the same
+
+
 def test_scancel_ends_a_run_as_cancelled_and_only_its_name_starts_it_again(site: Site) -> None:
     site.target(*CPU)
     site.main("--benchmark", "mnist", "--use_case", "1", "--framework", "jax")

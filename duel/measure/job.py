@@ -22,7 +22,7 @@ from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.job import ROOT, Job, script_state
 from duel.measure import probes, timing
-from duel.measure.row import describe, measure
+from duel.measure.row import InputError, describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import add_options, folder_name, target_name
 from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
@@ -66,10 +66,6 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         return USER_ERROR
 
 
-class _InputError(Exception):
-    """The job cannot be what it is asked to be; the message says what would be valid."""
-
-
 class _Stopped(BaseException):
     """A signal asked the run to end. No Exception: wandb, or its sink, would take it for one of wandb's own."""
 
@@ -111,7 +107,8 @@ def _supervise(job: Job, data: Path) -> int:
     if run is None:
         print("this run was cancelled before it started", flush=True)
         return 0
-    slurm_job_id = os.environ.get("SLURM_JOB_ID")
+    # Only a job that is ours, whole: inside someone's salloc or notebook SLURM_JOB_ID is there too.
+    slurm_job_id = os.environ.pop("DUEL_SLURM_JOB_ID", None)
     slurm = {"slurm_job_id": slurm_job_id} if slurm_job_id else {}
     run.write_status(
         owner=this_process(), user=probes.user(), phase="waiting for another run on this machine to end", **slurm
@@ -121,7 +118,7 @@ def _supervise(job: Job, data: Path) -> int:
     state, cause, code = FAILED, "", 1
     try:
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
-        exclusive = contextlib.nullcontext() if slurm_job_id else locked(results.device_lock, wait=True)
+        exclusive = contextlib.nullcontext() if "SLURM_JOB_ID" in os.environ else locked(results.device_lock, wait=True)
         with exclusive:
             if run.stored_status()["state"] == CANCELLED:  # while it waited
                 raise _Stopped(signal.SIGTERM.name)
@@ -130,10 +127,8 @@ def _supervise(job: Job, data: Path) -> int:
             rows = [row.replace(**common) for row in run.rows()]
             for row in rows:
                 run.write_row(row)
-            if (tasks := int(os.environ.get("SLURM_NTASKS") or 1)) != 1:
-                raise _InputError(
-                    f"one task is valid for use case {job.use_case}; the target starts {tasks} (--ntasks)"
-                )
+            if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)) != 1:
+                raise InputError(f"one task is valid for use case {job.use_case}; the target starts {tasks} (--ntasks)")
             sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
             run.write_status(wandb=sink.note)
             print(sink.note, flush=True)
@@ -144,7 +139,7 @@ def _supervise(job: Job, data: Path) -> int:
             for row in rows:
                 _run_row(run, row, command, reader, sink)
         state, cause, code = _verdict(run.rows())
-    except _InputError as error:
+    except InputError as error:
         cause, code = f"input: {error}", USER_ERROR
     except _Stopped as stopped:
         state, cause, code = CANCELLED, f"ended by {stopped}", 128 + signal.Signals[str(stopped)].value

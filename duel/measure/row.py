@@ -26,7 +26,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
-class _InputError(Exception):
+class InputError(Exception):
     """What was asked for cannot be measured; the message says what would be valid."""
 
 
@@ -37,7 +37,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
     emit = MetricsWriter(run.metrics)
     try:
         row = _measured(run, row, data, device_kind, emit)
-    except _InputError as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         row = run.read_row(number).replace(status=FAILED, cause=f"input: {error}")
     except Exception as error:  # whatever the framework raises is a row, and its traceback is in the log
@@ -69,7 +69,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
     try:
         device = devices.select(device_kind)
     except ValueError as error:
-        raise _InputError(str(error)) from error
+        raise InputError(str(error)) from error
     batch_size = benchmark.sizes[str(row.size)].batch_size[device.kind]
     row = row.replace(
         device_kind=device.kind,
@@ -90,7 +90,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
     try:
         pool = batches.pool(benchmark, str(row.size), batch_size, seed, data)
     except (ValueError, OSError) as error:
-        raise _InputError(str(error)) from error
+        raise InputError(str(error)) from error
     training = twin.Training(benchmark, str(row.size), pool, arrays, precision.name, device)
     row = row.replace(
         execution=training.execution,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: abe4da99432ebd34736bda18adcaf059a7d0d283d53461c39ae03a569500a445
+# sha256 of the other lines: 5ac5dd513de2765e3356adee8831324b23e7afe9c45a93024206d15464a79e41
 # Duel: jax, resnet50, use case 1 (training on one device), preset standard, fp32, target h100.
 # Rendered from templates/slurm.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # By hand, any number of times, each a run of its own under results/runs/:
@@ -23,6 +23,8 @@ if [[ -z ${SLURM_JOB_ID-} ]]; then
 fi
 # The driver hands the run's id over as the job's name; by hand run.py makes one.
 if [[ ${SLURM_JOB_NAME-} == jax_resnet50_1-* ]]; then export DUEL_RUN_ID=$SLURM_JOB_NAME; fi
+# The job is this script, as Slurm copied it, and not a shell in which somebody has called it.
+if [[ ${0##*/} == slurm_script ]]; then export DUEL_SLURM_JOB_ID=$SLURM_JOB_ID; fi
 module load gcc
 export WANDB_PROJECT=duel
 export WANDB_MODE=offline

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: 36d0b7c988e8ffd4301ebffbf14afc64dadc480781f40d240bff0f47868d2b22
+# sha256 of the other lines: cb723bdf4dab73ca343b763f620ddf9d32d89ce9b11305797f58d96fbcec19c2
 # Duel: pytorch, resnet50, use case 1 (training on one device), preset standard, fp32, target h100.
 # Rendered from templates/slurm.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # By hand, any number of times, each a run of its own under results/runs/:
@@ -23,6 +23,8 @@ if [[ -z ${SLURM_JOB_ID-} ]]; then
 fi
 # The driver hands the run's id over as the job's name; by hand run.py makes one.
 if [[ ${SLURM_JOB_NAME-} == pytorch_resnet50_1-* ]]; then export DUEL_RUN_ID=$SLURM_JOB_NAME; fi
+# The job is this script, as Slurm copied it, and not a shell in which somebody has called it.
+if [[ ${0##*/} == slurm_script ]]; then export DUEL_SLURM_JOB_ID=$SLURM_JOB_ID; fi
 module load gcc
 export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 export WANDB_PROJECT=duel
