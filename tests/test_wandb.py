@@ -321,11 +321,21 @@ def test_a_troubled_server_costs_bounded_time_and_no_data(
     job.keeps_the_secret()
 
 
+def grown(file: Path, size: int) -> int:
+    """The file's size once wandb has written another 32 KiB behind ``size``: it does so in a process of its own."""
+    deadline = time.monotonic() + 60
+    while (now := file.stat().st_size) < size // 32768 * 32768 + 32768:
+        assert time.monotonic() < deadline, now
+        time.sleep(0.1)
+    return now
+
+
 def test_a_run_that_goes_on_is_uploaded_again_and_nothing_twice(server: Server, sync: Sync, tmp_path: Path) -> None:
     with Job(tmp_path, server.url, WANDB_MODE="offline") as job:
         assert sync(job.run, server.url) == (True, "nothing to upload yet")
         job.log(0, 500)  # more than the 32 KiB after which wandb writes
         (file,) = job.run.folder.glob("wandb/offline-run-*/*.wandb")
+        size = grown(file, 0)
         so_far = "uploaded as far as it is written; it goes on, so call again"
         assert sync(job.run, server.url) == (True, so_far)
         first = server.losses(job.run.id)
@@ -333,6 +343,7 @@ def test_a_run_that_goes_on_is_uploaded_again_and_nothing_twice(server: Server, 
         assert 100 < len(first) <= 500
         assert not file.with_name(f"{file.name}.synced").exists(), "'wandb clean' would delete it"
         job.log(500, 1000)
+        grown(file, size)
         assert sync(job.run, server.url) == (True, so_far)
         assert len(first) < len(server.losses(job.run.id)) <= 1000
         job.finish()
