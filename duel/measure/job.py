@@ -158,9 +158,9 @@ def _supervise(job: Job, data: Path) -> int:
         except UserError as error:  # the row is safe in its own file; whoever merges next says so again
             print(f"not merged: {error}", file=sys.stderr)
         if sink is not None:
-            before = sink.note
             sink.finish(run.rows(), code)
-            if sink.note != before:
+            # It may have given up long before the end, too.
+            if sink.note != run.stored_status().get("wandb"):
                 run.write_status(wandb=sink.note)
                 print(sink.note, flush=True)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
