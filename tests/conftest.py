@@ -79,14 +79,14 @@ def rows_of(checkout: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-NOT_TESTED = "NOT TESTED: "
+NO_SLURM = "NOT TESTED: Slurm is not installed"
 
 
 @contextmanager
 def start_slurm(*, accounting: bool) -> Iterator[SlurmCluster]:
     """Where Slurm is not installed its tests are skipped, and say so; where CI is set that is a failure."""
     if missing := missing_programs():
-        reason = f"{NOT_TESTED}Slurm is not installed ({', '.join(missing)}): run 'make slurm' first"
+        reason = f"{NO_SLURM} ({', '.join(missing)}): run 'make slurm' first"
         if os.environ.get("CI"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
@@ -135,10 +135,10 @@ def slurm_environment(slurm: SlurmCluster) -> dict[str, str]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     """The last thing to be read: how many tests did not run for want of Slurm."""
     yield
-    skipped = [report for report in terminalreporter.getreports("skipped") if NOT_TESTED in str(report.longrepr)]
+    skipped = [report for report in terminalreporter.getreports("skipped") if NO_SLURM in str(report.longrepr)]
     if skipped:
         terminalreporter.write_line(
-            f"{NOT_TESTED}{len(skipped)} tests did not run, because Slurm is not installed: run 'make slurm' first",
+            f"{NO_SLURM}, so {len(skipped)} tests did not run: 'make slurm' installs it",
             yellow=True,
             bold=True,
         )
