@@ -146,7 +146,7 @@ def _explain(
     verdict = queue.judge(job)
     status["slurm_job_id"] = job.id
     status["slurm"] = {"state": job.raw, "kind": verdict.kind, "cause": verdict.cause, "words": verdict.words}
-    status["slurm"] |= {"nodes": job.nodes, "start": job.start, "reason": job.reason}
+    status["slurm"] |= {"nodes": job.nodes, "start": job.start, "reason": job.reason, "limit": job.limit}
     if status["state"] == LOST and verdict.kind != queue.ENDED and status.get("started") is None:
         status |= {"state": QUEUED}
     if status["state"] == LOST and verdict.kind == queue.ALIVE:
