@@ -17,16 +17,15 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
-from slurm_cluster import SlurmCluster  # noqa: E402
+from slurm_cluster import SlurmCluster
 
-from duel.job import Job  # noqa: E402
-from duel.launch import cluster, script, submit  # noqa: E402
-from duel.record import FINISHED  # noqa: E402
-from duel.results import Results, Run  # noqa: E402
+from duel.job import ROOT, Job
+from duel.launch import cluster, script, submit
+from duel.record import FINISHED
+from duel.results import Results, Run
 
 TARGET = """\
 default: site

@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
 
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the base class calls it so
         """Nothing to print."""
 
     def do_POST(self) -> None:
@@ -115,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    do_GET = do_PUT = do_POST  # noqa: N815
+    do_GET = do_PUT = do_POST  # noqa: N815 - the base class looks for these names
 
 
 @pytest.fixture

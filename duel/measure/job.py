@@ -171,7 +171,7 @@ def _group(run: Run) -> str:
     """What both sides of a pair have in common, through all attempts; by hand the id without its framework."""
     try:
         pair = run.launch().get("pair")
-    except UserError:
+    except UserError:  # damaged, which 'status' tells; no reason not to measure
         pair = None
     return str(pair or run.id.partition("_")[2])
 

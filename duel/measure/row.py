@@ -106,10 +106,10 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
 
     phase("compiling")
     compile_seconds = training.compile()
-    why = {"eager": "nothing to compile", "lazy": "compiled within the first steps"}.get(
-        training.execution, "not ahead"
+    why = {"eager": "nothing to compile", "lazy": "compiled within the first steps"}
+    missing = (
+        {} if compile_seconds is not None else {"compile_seconds": f"{training.execution}: {why[training.execution]}"}
     )
-    missing = {} if compile_seconds is not None else {"compile_seconds": f"{training.execution}: {why}"}
     row = row.replace(compile_seconds=compile_seconds, missing=missing)
 
     phase(f"training the {benchmark.curve_steps} opening steps")

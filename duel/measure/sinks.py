@@ -108,7 +108,7 @@ class WandbSink:
             mode, why = _mode(wandb)
             try:
                 self._run = begin(mode=mode)
-            except Exception as error:
+            except Exception as error:  # wandb raises what it likes, errors of its transport included
                 if mode != "online":
                     raise
                 # Without this the run's id stays taken within this process.
@@ -117,7 +117,7 @@ class WandbSink:
                 self._run = begin(mode=mode)
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")
-        except Exception as error:
+        except Exception as error:  # W&B comes second: the run goes on, and the note says what it lost
             self._lose(error)
             return
         if mode == "offline":
@@ -139,7 +139,7 @@ class WandbSink:
                     self._last = event["time"]
                     names = ("loss", "throughput", "step_seconds")
                     self._run.log({"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names})
-        except Exception as error:
+        except Exception as error:  # as above; metrics.jsonl has these events already
             self._lose(error)
 
     def finish(self, rows: list[Row], exit_code: int) -> None:
@@ -154,7 +154,7 @@ class WandbSink:
             self._run.finish(exit_code=exit_code)
         except TimeoutError:
             self.note += f"; not all of it uploaded within {FINISH_SECONDS} s of the end: {LATER}"
-        except Exception as error:
+        except Exception as error:  # as above; the row files are written
             self._lose(error)
 
     def _lose(self, error: Exception) -> None:
