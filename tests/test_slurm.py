@@ -302,7 +302,8 @@ def test_a_job_that_ends_without_a_word_is_never_called_finished(site: Site) -> 
 def test_out_of_memory_is_proposed_more_memory_on_both_sides(site: Site) -> None:
     """Without cgroups Slurm cannot end a job for its memory here: the stand-in prints what slurmd was seen to print."""
     words = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed."
-    site.target(*CPU, python=site.stand_in("hungry", f"echo '{words}' >&2", "kill -9 $$"))
+    # The second: srun now and then loses what a task writes in the instant in which it is killed.
+    site.target(*CPU, python=site.stand_in("hungry", f"echo '{words}' >&2", "sleep 1", "kill -9 $$"))
     site.main(*MNIST)
     runs = site.results.runs()
     site.wait(lambda: {s["state"] for s in site.statuses().values()} == {"failed"})
