@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duel.catalogue import FRAMEWORKS
+from duel.catalogue import FRAMEWORKS, PRESETS, VALIDATE
 from duel.errors import UserError
-from duel.options import add_options, add_selection, has_selection, target_name
+from duel.options import add_options, add_selection, benchmark_names, has_selection, target_name, weights_source
 
 if TYPE_CHECKING:
     from duel.launch.state import Look
@@ -57,6 +57,21 @@ def command_line() -> argparse.ArgumentParser:
     resubmit.add_argument("--include", choices=("code",), action="append", default=[], help="code that has not changed")
     command("sync", "upload to Weights & Biases what jobs kept offline", "uploaded")
     command("collect", "bring results/results.csv up to date")
+    validate = command("validate", "prove that both sides of a benchmark compute the same")
+    validate.add_argument(
+        "--benchmark", type=benchmark_names, required=True, dest="validated", metavar="NAME", help="its name, or all"
+    )
+    validate.add_argument("--size", choices=("tiny", "full"), default="tiny", help="of the model (default: tiny)")
+    validate.add_argument(
+        "--weights",
+        type=weights_source,
+        dest="validate_weights",
+        metavar="SOURCE",
+        help="computed with (default: random)",
+    )
+    validate.add_argument(
+        "--target", type=target_name, dest="validate_target", metavar="NAME", help="entry of cluster.yaml"
+    )
     command("init", "write a first cluster.yaml from what Slurm says here")
     doctor = command("doctor", "is everything here that is needed, and how to mend what is not")
     doctor.add_argument(
@@ -76,6 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
             case None:
                 if args.benchmark is None or args.use_case is None:
                     parser.error("--benchmark and --use_case are needed, or a command; see --help")
+                if args.use_case == VALIDATE:
+                    parser.error("a validation is compared, too: 'main.py validate --benchmark NAME' does both")
                 return submit(args, results)
             case "status":
                 return status(args, results)
@@ -89,6 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
                 return sync(args, results)
             case "collect":
                 return collect(results)
+            case "validate":
+                return validate(args, results)
             case "init":
                 return init()
             case _:
@@ -125,8 +144,14 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
             print(f"{framework}: left out, target {name!r} has no interpreter for it", file=sys.stderr)
         else:
             frameworks.append(framework)
+    weights = None
+    if args.weights is not None:
+        from duel.launch import pretrained
+
+        size = PRESETS[args.preset].size
+        weights = pretrained.resolve(args.weights, args.benchmark, size, name, target, results)
     jobs = [
-        Job(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name)
+        Job(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name, weights=weights)
         for framework in frameworks
     ]
     if args.dry_run:
@@ -222,6 +247,14 @@ def collect(results: "Results") -> int:
     said = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no rows yet"
     print(f"{results.csv.relative_to(ROOT)}: {len(rows)} rows ({said})")
     return 0
+
+
+def validate(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import cluster, validate
+
+    described = cluster.load(ROOT / "cluster.yaml")
+    chosen = (args.validated, args.size, args.validate_weights, args.validate_target)
+    return 0 if validate.validate(*chosen, described, results, say) else 1
 
 
 def init() -> int:

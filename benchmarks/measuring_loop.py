@@ -48,7 +48,7 @@ def bare_pytorch(training: Any) -> Callable[[int], float]:
     def run(steps: int) -> float:
         start = time.perf_counter()
         for index in range(steps):
-            images, labels = batches[index % len(batches)]
+            (images,), labels = batches[index % len(batches)]
             optimizer.zero_grad(set_to_none=True)
             cross_entropy(model(images), labels).backward()
             optimizer.step()

@@ -6,6 +6,7 @@ A benchmark is one entry of ``BENCHMARKS`` and one file ``models/<name>.py`` in 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 # Name of the framework, which is also its folder, and the package that must be installed for it. Ask the package's
 # metadata, never "import jax": with the repository on the path that finds the folder.
@@ -19,12 +20,14 @@ REACHED_THROUGH: Mapping[tuple[str, str], str] = MappingProxyType({("pytorch", "
 class Precision:
     """How numbers are held and multiplied. Parameters are float32 in every measured policy.
 
-    ``device_kinds`` are the kinds that have the policy at all.
+    ``device_kinds`` are the kinds that have the policy at all. The loss is multiplied by ``loss_scale`` before the
+    backward pass and the gradients are divided by it: float16 has no numbers below 6e-8.
     """
 
     name: str
     meaning: str
     device_kinds: tuple[str, ...] = DEVICE_KINDS
+    loss_scale: float = 1.0
 
 
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(
@@ -34,40 +37,98 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
             Precision("fp32", "float32 storage, float32 products (strict: TF32 is switched off)"),
             Precision("tf32", "float32 storage, TF32 products in matmul and convolution", ("gpu",)),
             Precision("bf16", "float32 parameters, bfloat16 compute; softmax and loss in float32"),
+            Precision("fp16", "the same with float16 and a loss scale of 1024", loss_scale=1024.0),
         )
     }
 )
 
 
 @dataclass(frozen=True)
-class Size:
-    """One size of a benchmark.
+class Images:
+    """Images (channels, height, width), one label each."""
 
-    ``model`` holds the keyword arguments of ``build`` in both ``models/<name>.py``.
-    ``batch_size`` maps a device kind to the samples per device and step.
-    ``image`` is the (channels, height, width) of one input.
-    """
-
-    model: Mapping[str, int | tuple[int, ...]]
-    image: tuple[int, int, int]
+    channels: int
+    height: int
+    width: int
     classes: int
-    batch_size: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Optimizer:
-    """SGD as ``torch.optim.SGD`` defines it: L2 decay is added to the gradient before the momentum."""
+class Tokens:
+    """Sequences of ``length`` tokens. With ``classes`` one label each; without, every token's label is the next one."""
+
+    length: int
+    vocabulary: int
+    classes: int | None = None
+
+
+@dataclass(frozen=True)
+class Molecules:
+    """Small graphs, each padded to ``nodes`` nodes and ``edges`` directed edges; ``tasks`` yes-or-no labels each.
+
+    Every node has ``node_features`` numbers, every edge ``edge_features``. Some labels are missing.
+    """
+
+    nodes: int
+    edges: int
+    node_features: int
+    edge_features: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class Citations:
+    """One large graph of ``nodes`` nodes and ``edges`` directed edges; ``labelled`` of the nodes have a label."""
+
+    nodes: int
+    edges: int
+    features: int
+    classes: int
+    labelled: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of a benchmark.
+
+    ``model`` holds the keyword arguments of ``build`` in both ``models/<name>.py``; ``inputs`` is what one sample is.
+    ``batch_size`` maps a device kind to the samples per device and step.
+    ``flops`` are those of one sample's forward pass, in evaluation: two for each multiply-add of convolutions, matrix
+    products and attention (both halves of a causal one), as tests/test_models.py counts them in two ways.
+    """
+
+    model: Mapping[str, Any]
+    inputs: Images | Tokens | Molecules | Citations
+    batch_size: Mapping[str, int]
+    flops: int
+
+
+@dataclass(frozen=True)
+class SGD:
+    """As ``torch.optim.SGD`` defines it: L2 decay is added to the gradient before the momentum."""
 
     learning_rate: float
-    momentum: float
-    weight_decay: float
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """As ``torch.optim.AdamW`` defines it (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """One network, its data and its training recipe.
 
-    ``dataset`` names a loader of ``duel.datasets`` or is ``"synthetic"`` (N(0,1) images, uniform labels).
+    ``dataset`` names a loader of ``duel.datasets`` or is ``"synthetic"``: made from the seed, by ``measure.batches``.
+    ``loss`` is the mean over all labels that are not missing: "softmax" (one of several classes) or "sigmoid" (yes or
+    no). ``torchvision`` is what torchvision calls the network, where it publishes weights for it.
     ``curve_steps`` training steps open every run, are the same on both sides, and give the loss curve (and the
     held-out accuracy where the data is real) before anything is timed.
     """
@@ -75,10 +136,12 @@ class Benchmark:
     name: str
     title: str
     source: str
-    dataset: str
     sizes: Mapping[str, Size]
-    optimizer: Optimizer
-    curve_steps: int
+    optimizer: SGD | AdamW
+    dataset: str = "synthetic"
+    loss: str = "softmax"
+    torchvision: str | None = None
+    curve_steps: int = 10
     unit: str = "images/s"
 
 
@@ -110,6 +173,41 @@ class Preset:
     repeats: int
 
 
+def _batch(cpu: int, accelerator: int, mps: int) -> Mapping[str, int]:
+    """Samples per device and step by device kind."""
+    return MappingProxyType({"cpu": cpu, "gpu": accelerator, "tpu": accelerator, "mps": mps})
+
+
+def _everywhere(samples: int) -> Mapping[str, int]:
+    return _batch(samples, samples, samples)
+
+
+# torchvision's table: input channels, kernel, expanded channels, output channels, squeeze-and-excitation, activation
+# (RE: ReLU, HS: hard swish), stride.
+_MOBILENET_V3_SMALL = (
+    (16, 3, 16, 16, True, "RE", 2),
+    (16, 3, 72, 24, False, "RE", 2),
+    (24, 3, 88, 24, False, "RE", 1),
+    (24, 5, 96, 40, True, "HS", 2),
+    (40, 5, 240, 40, True, "HS", 1),
+    (40, 5, 240, 40, True, "HS", 1),
+    (40, 5, 120, 48, True, "HS", 1),
+    (48, 5, 144, 48, True, "HS", 1),
+    (48, 5, 288, 96, True, "HS", 2),
+    (96, 5, 576, 96, True, "HS", 1),
+    (96, 5, 576, 96, True, "HS", 1),
+)
+# expansion, kernel, stride, input channels, output channels, blocks
+_EFFICIENTNET_B0 = (
+    (1, 3, 1, 32, 16, 1),
+    (6, 3, 2, 16, 24, 2),
+    (6, 5, 2, 24, 40, 2),
+    (6, 3, 2, 40, 80, 3),
+    (6, 5, 1, 80, 112, 3),
+    (6, 5, 2, 112, 192, 4),
+    (6, 3, 1, 192, 320, 1),
+)
+
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {
         b.name: b
@@ -118,23 +216,109 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                 name="resnet50",
                 title="ResNet-50 (v1.5), ImageNet shapes",
                 source="He et al. 2015, arXiv:1512.03385; stride in the 3x3 convolution as in torchvision",
-                dataset="synthetic",
                 sizes={
                     "full": Size(
                         model={"layers": (3, 4, 6, 3), "classes": 1000},
-                        image=(3, 224, 224),
-                        classes=1000,
-                        batch_size={"cpu": 2, "gpu": 128, "tpu": 128, "mps": 32},
+                        inputs=Images(3, 224, 224, classes=1000),
+                        batch_size=_batch(2, 128, 32),
+                        flops=8_178_368_512,
                     ),
                     "tiny": Size(
                         model={"layers": (1, 1, 1, 1), "classes": 10},
-                        image=(3, 64, 64),
-                        classes=10,
-                        batch_size={"cpu": 8, "gpu": 8, "tpu": 8, "mps": 8},
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_everywhere(8),
+                        flops=59_908_096,
                     ),
                 },
-                optimizer=Optimizer(learning_rate=0.0001, momentum=0.9, weight_decay=1e-4),
-                curve_steps=10,
+                optimizer=SGD(learning_rate=0.0001),
+                torchvision="resnet50",
+            ),
+            Benchmark(
+                name="vit_b16",
+                title="ViT-Base/16, ImageNet shapes",
+                source="Dosovitskiy et al. 2020, arXiv:2010.11929; as torchvision's vit_b_16",
+                sizes={
+                    "full": Size(
+                        model={
+                            "image": 224,
+                            "patch": 16,
+                            "layers": 12,
+                            "heads": 12,
+                            "width": 768,
+                            "hidden": 3072,
+                            "classes": 1000,
+                        },
+                        inputs=Images(3, 224, 224, classes=1000),
+                        batch_size=_batch(2, 128, 32),
+                        flops=35_127_656_448,
+                    ),
+                    "tiny": Size(
+                        model={
+                            "image": 32,
+                            "patch": 8,
+                            "layers": 2,
+                            "heads": 2,
+                            "width": 32,
+                            "hidden": 64,
+                            "classes": 10,
+                        },
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_everywhere(8),
+                        flops=828_288,
+                    ),
+                },
+                optimizer=AdamW(learning_rate=0.0001),
+                torchvision="vit_b_16",
+            ),
+            Benchmark(
+                name="mobilenet_v3_small",
+                title="MobileNetV3-Small, ImageNet shapes",
+                source="Howard et al. 2019, arXiv:1905.02244; as torchvision's mobilenet_v3_small",
+                sizes={
+                    "full": Size(
+                        model={"blocks": _MOBILENET_V3_SMALL, "last": 1024, "classes": 1000},
+                        inputs=Images(3, 224, 224, classes=1000),
+                        batch_size=_batch(8, 128, 64),
+                        flops=113_020_800,
+                    ),
+                    "tiny": Size(
+                        model={
+                            "blocks": (
+                                (16, 3, 16, 16, True, "RE", 2),
+                                (16, 3, 32, 16, False, "RE", 1),
+                                (16, 5, 48, 24, True, "HS", 1),
+                            ),
+                            "last": 32,
+                            "classes": 10,
+                        },
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_everywhere(8),
+                        flops=1_295_488,
+                    ),
+                },
+                optimizer=SGD(learning_rate=0.0001),
+                torchvision="mobilenet_v3_small",
+            ),
+            Benchmark(
+                name="efficientnet_b0",
+                title="EfficientNet-B0, ImageNet shapes",
+                source="Tan and Le 2019, arXiv:1905.11946; as torchvision's efficientnet_b0",
+                sizes={
+                    "full": Size(
+                        model={"blocks": _EFFICIENTNET_B0, "classes": 1000},
+                        inputs=Images(3, 224, 224, classes=1000),
+                        batch_size=_batch(4, 128, 32),
+                        flops=771_629_504,
+                    ),
+                    "tiny": Size(
+                        model={"blocks": ((1, 3, 1, 32, 16, 1), (6, 5, 2, 16, 24, 2)), "classes": 10},
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_everywhere(8),
+                        flops=3_888_896,
+                    ),
+                },
+                optimizer=SGD(learning_rate=0.0001),
+                torchvision="efficientnet_b0",
             ),
             Benchmark(
                 name="mnist",
@@ -144,25 +328,178 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                 sizes={
                     "full": Size(
                         model={"channels": (16, 32), "hidden": 32, "classes": 10},
-                        image=(1, 28, 28),
-                        classes=10,
-                        batch_size={"cpu": 64, "gpu": 256, "tpu": 256, "mps": 256},
+                        inputs=Images(1, 28, 28, classes=10),
+                        batch_size=_batch(64, 256, 256),
+                        flops=844_416,
                     ),
                     "tiny": Size(
                         model={"channels": (4, 8), "hidden": 16, "classes": 10},
-                        image=(1, 28, 28),
-                        classes=10,
-                        batch_size={"cpu": 16, "gpu": 16, "tpu": 16, "mps": 16},
+                        inputs=Images(1, 28, 28, classes=10),
+                        batch_size=_everywhere(16),
+                        flops=130_368,
                     ),
                 },
-                optimizer=Optimizer(learning_rate=0.01, momentum=0.9, weight_decay=1e-4),
+                optimizer=SGD(learning_rate=0.01),
                 curve_steps=400,
+            ),
+            Benchmark(
+                name="cifar10",
+                title="The CNN of the per-sample-gradient literature, CIFAR-10 shapes",
+                source="Subramani et al. 2021, arXiv:2010.09063 (layers), after Papernot et al. 2020, arXiv:2007.14191",
+                sizes={
+                    "full": Size(
+                        model={"channels": (32, 64, 128, 256), "classes": 10},
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_batch(64, 256, 256),
+                        flops=87_441_408,
+                    ),
+                    "tiny": Size(
+                        model={"channels": (4, 8, 8, 16), "classes": 10},
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_everywhere(8),
+                        flops=1_188_864,
+                    ),
+                },
+                optimizer=SGD(learning_rate=0.001),
+            ),
+            Benchmark(
+                name="cifar10_resnet18",
+                title="ResNet-18 for 32x32 images, CIFAR-10 shapes",
+                source="He et al. 2015, arXiv:1512.03385; 3x3 stem without pooling",
+                sizes={
+                    "full": Size(
+                        model={"layers": (2, 2, 2, 2), "width": 64, "classes": 10},
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_batch(16, 256, 128),
+                        flops=1_110_845_440,
+                    ),
+                    "tiny": Size(
+                        model={"layers": (1, 1, 1, 1), "width": 8, "classes": 10},
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_everywhere(8),
+                        flops=8_307_968,
+                    ),
+                },
+                optimizer=SGD(learning_rate=0.001),
+            ),
+            Benchmark(
+                name="gpt2",
+                title="GPT-2 (small), next token",
+                source="Radford et al. 2019, 'Language Models are Unsupervised Multitask Learners'",
+                sizes={
+                    "full": Size(
+                        model={"layers": 12, "heads": 12, "width": 768, "length": 1024, "vocabulary": 50257},
+                        inputs=Tokens(1024, vocabulary=50257),
+                        batch_size=_batch(1, 8, 2),
+                        flops=291_648_307_200,
+                    ),
+                    "tiny": Size(
+                        model={"layers": 2, "heads": 2, "width": 32, "length": 32, "vocabulary": 101},
+                        inputs=Tokens(32, vocabulary=101),
+                        batch_size=_everywhere(4),
+                        flops=2_041_856,
+                    ),
+                },
+                optimizer=AdamW(learning_rate=0.0001),
+                unit="sequences/s",
+            ),
+            Benchmark(
+                name="bert",
+                title="BERT-Base with a head for two classes",
+                source="Devlin et al. 2018, arXiv:1810.04805",
+                sizes={
+                    "full": Size(
+                        model={
+                            "layers": 12,
+                            "heads": 12,
+                            "width": 768,
+                            "hidden": 3072,
+                            "length": 512,
+                            "vocabulary": 30522,
+                            "classes": 2,
+                        },
+                        inputs=Tokens(128, vocabulary=30522, classes=2),
+                        batch_size=_batch(2, 64, 16),
+                        flops=22_348_434_432,
+                    ),
+                    "tiny": Size(
+                        model={
+                            "layers": 2,
+                            "heads": 2,
+                            "width": 32,
+                            "hidden": 64,
+                            "length": 32,
+                            "vocabulary": 101,
+                            "classes": 2,
+                        },
+                        inputs=Tokens(16, vocabulary=101, classes=2),
+                        batch_size=_everywhere(8),
+                        flops=592_000,
+                    ),
+                },
+                optimizer=AdamW(learning_rate=0.00002),
+                unit="sequences/s",
+            ),
+            Benchmark(
+                name="graphnet",
+                title="Graph network on molecule-shaped graphs",
+                source="Battaglia et al. 2018, arXiv:1806.01261; sizes as in AlgoPerf's OGBG, arXiv:2306.07179",
+                loss="sigmoid",
+                sizes={
+                    "full": Size(
+                        model={"steps": 5, "width": 256, "node_features": 9, "edge_features": 3, "tasks": 128},
+                        inputs=Molecules(nodes=26, edges=56, node_features=9, edge_features=3, tasks=128),
+                        batch_size=_batch(32, 512, 128),
+                        flops=211_756_032,
+                    ),
+                    "tiny": Size(
+                        model={"steps": 2, "width": 16, "node_features": 9, "edge_features": 3, "tasks": 8},
+                        inputs=Molecules(nodes=10, edges=20, node_features=9, edge_features=3, tasks=8),
+                        batch_size=_everywhere(8),
+                        flops=123_072,
+                    ),
+                },
+                optimizer=AdamW(learning_rate=0.0001),
+                unit="graphs/s",
+            ),
+            Benchmark(
+                name="gcn",
+                title="Graph convolutional network on a Cora-sized graph",
+                source="Kipf and Welling 2016, arXiv:1609.02907",
+                sizes={
+                    "full": Size(
+                        model={"features": 1433, "hidden": 16, "classes": 7},
+                        inputs=Citations(nodes=2708, edges=10556, features=1433, classes=7, labelled=140),
+                        batch_size=_everywhere(1),
+                        flops=124_784_640,
+                    ),
+                    "tiny": Size(
+                        model={"features": 12, "hidden": 8, "classes": 4},
+                        inputs=Citations(nodes=60, edges=240, features=12, classes=4, labelled=20),
+                        batch_size=_everywhere(1),
+                        flops=15_360,
+                    ),
+                },
+                optimizer=AdamW(learning_rate=0.01),
+                unit="graphs/s",
             ),
         )
     }
 )
+# Other names that people give them.
+ALIASES: Mapping[str, str] = MappingProxyType({"vit_base": "vit_b16", "nlp": "gpt2", "gnn": "graphnet"})
 
-USE_CASES: Mapping[int, UseCase] = MappingProxyType({1: UseCase(1, "train_single", "training on one device")})
+# What 'main.py validate' runs: no measurement, but the proof that both sides compute the same.
+VALIDATE = 0
+USE_CASES: Mapping[int, UseCase] = MappingProxyType(
+    {
+        u.number: u
+        for u in (
+            UseCase(VALIDATE, "validate", "proof that both sides compute the same"),
+            UseCase(1, "train_single", "training on one device"),
+        )
+    }
+)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {

@@ -1,10 +1,11 @@
 """What one script runs: its names, run.py's options and the planned rows. The driver renders it, the job obeys it."""
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRESETS
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRESETS, VALIDATE
 from duel.record import Row
 from duel.results import RUN_ID, stamp
 
@@ -30,6 +31,7 @@ class Job:
     devices_per_node: int = 1
     changes: tuple[str, ...] = ()  # directives of this attempt alone, such as a longer --time
     attempt: int = 1
+    weights: str | None = None  # a safetensors file, as run.py will find it; None: made from the seed
 
     def __post_init__(self) -> None:
         assert self.framework in FRAMEWORKS
@@ -40,6 +42,9 @@ class Job:
         variants = [self.precision] if self.precision != "fp32" else []
         variants += [self.preset] if self.preset != "standard" else []
         variants += [self.device] if self.device else []
+        if self.weights:  # what main.py converts is called <benchmark>-<hash>
+            name = Path(self.weights).stem.removeprefix(f"{self.benchmark}-")
+            variants.append(re.sub("[^A-Za-z0-9_]+", "_", name)[:20])
         return "_".join([self.framework, self.benchmark, str(self.use_case), *variants])
 
     def run_id(self, pair_stamp: str | None = None) -> str:
@@ -53,11 +58,13 @@ class Job:
         """What run.py is called with."""
         options = ["--benchmark", self.benchmark, "--use_case", str(self.use_case), "--preset", self.preset]
         options += ["--precision", self.precision, "--target", self.target]
-        return [*options, "--device", self.device] if self.device else options
+        options += ["--device", self.device] if self.device else []
+        return [*options, f"--weights={self.weights}"] if self.weights else options
 
     def rows(self) -> list[Row]:
         """The planned rows: one for each repeat. What only the job can know is left open."""
         preset = PRESETS[self.preset]
+        repeats = 1 if self.use_case == VALIDATE else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
         row = Row(
             framework=self.framework,
@@ -69,11 +76,12 @@ class Job:
             mode=MODE,
             size=preset.size,
             seed=SEED,
+            weights=self.weights or f"seed {SEED}",
             attempt=self.attempt,
             throughput_unit=benchmark.unit,
             missing={"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {},
         )
-        return [row.replace(repeat=repeat) for repeat in range(preset.repeats)]
+        return [row.replace(repeat=repeat) for repeat in range(repeats)]
 
 
 def seal(text: str) -> str:

@@ -7,15 +7,21 @@ import argparse
 import re
 from pathlib import Path
 
-from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, PRESETS, USE_CASES
+from duel.catalogue import ALIASES, BENCHMARKS, DEVICE_KINDS, PRECISIONS, PRESETS, USE_CASES, VALIDATE
 from duel.record import STATUSES
 
+PRETRAINED, SAFETENSORS = "pretrained", ".safetensors"
 TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 def benchmark_name(text: str) -> str:
-    """A benchmark of the catalogue. Raises argparse's error with the valid names otherwise."""
-    return _one_of("benchmark", text, tuple(BENCHMARKS))
+    """A benchmark of the catalogue, by its name or an alias. Raises argparse's error with the valid names otherwise."""
+    return _one_of("benchmark", ALIASES.get(text, text), (*BENCHMARKS, *ALIASES))
+
+
+def benchmark_names(text: str) -> tuple[str, ...]:
+    """One benchmark, or all of them for "all"."""
+    return tuple(BENCHMARKS) if text == "all" else (benchmark_name(text),)
 
 
 def use_case_number(text: str) -> int:
@@ -38,6 +44,13 @@ def folder_name(text: str) -> Path:
     return Path(text)
 
 
+def weights_source(text: str) -> str:
+    """``PRETRAINED``, or a file's name in one printable line."""
+    if not text or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is no file's name: '{PRETRAINED}' or a file is valid")
+    return text
+
+
 def _one_of(what: str, text: str, valid: tuple[str, ...]) -> str:
     if text not in valid:
         raise argparse.ArgumentTypeError(f"unknown {what} {text!r}; valid: {', '.join(valid)}")
@@ -56,11 +69,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmark", type=benchmark_name, metavar="NAME", help=f"what to run ({', '.join(BENCHMARKS)})"
     )
-    cases = ", ".join(f"{u.number} {u.name}" for u in USE_CASES.values())
+    cases = ", ".join(f"{u.number} {u.name}" for u in USE_CASES.values() if u.number != VALIDATE)
     parser.add_argument("--use_case", type=use_case_number, metavar="N", help=f"how to run it ({cases})")
     option("--preset", tuple(PRESETS), "standard", "how long and how often to measure")
     option("--precision", tuple(PRECISIONS), "fp32", "precision policy of both sides")
     option("--device", DEVICE_KINDS, None, "kind of device")
+    parser.add_argument(
+        "--weights",
+        type=weights_source,
+        metavar="SOURCE",
+        help=f"initial weights of both sides: '{PRETRAINED}' (torchvision's own), or a file: a checkpoint in "
+        f"torchvision's format or {SAFETENSORS} (default: made from the seed)",
+    )
 
 
 FILTERS = ("benchmark", "framework", "target", "state")

@@ -29,6 +29,7 @@ CELL = (
     "precision",
     "mode",
     "batch_size",
+    "weights",
 )
 
 NOT_YET = "not reached"
@@ -72,8 +73,11 @@ class Row:
     dataset: str | None = column("where the samples came from; 'synthetic' is N(0,1) noise")
     seed: int | None = column("of weights and data")
     parameters: int | None = column("trainable parameters of the model")
+    weights: str | None = column("where the initial weights came from: 'seed <n>' or the file")
     weights_sha256: str | None = column("of the initial weights")
     data_sha256: str | None = column("of all samples, in order")
+    code_sha256: str | None = column("of what decides what both sides compute: models, training, layers, sizes")
+    parity: str | None = column("whether a certificate proves that both sides compute the same; if not, why")
     status: str | None = column("one of: " + ", ".join(STATUSES))
     cause: str | None = column("why it is not finished, in words")
     partial: str | None = column("of a row that ended early: on how much of the measurement its figures stand")

@@ -1,6 +1,8 @@
 """The results folder: who writes which file, and how the state of a run is told from them.
 
     results/results.csv            derived from the row files; any process may rebuild it, readers see it whole
+    results/parity/                certificates that both sides compute the same (duel.certificate)
+    results/weights/               what --weights gave, as safetensors files that both sides read
     results/runs/<run_id>/
         script.sh                  the text that was started
         launch.json                what the driver did to start it, and Slurm's last word on it; the driver's alone
@@ -11,6 +13,7 @@
         log.txt                    what the job printed
         launcher.txt               what the script printed before and around it
         worker.txt                 errors of the process that started it on this machine; empty if there were none
+        parity.npz                 of a validation: what this side computed, until it was compared
         wandb/                     Weights & Biases' own files
 
 Files are replaced atomically in their own folder, so a kill at any instant leaves the old or the new text.
@@ -30,10 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from duel import certificate
+from duel.catalogue import VALIDATE
 from duel.errors import UserError
 from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
 
-RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 HEARTBEAT_SECONDS = 5.0
 LOST_AFTER_SECONDS = 120.0
 FORMAT = 1  # of status.json and launch.json; a larger one was written by a newer version
@@ -169,6 +174,10 @@ class Run:
         return self.folder / "log.txt"
 
     @property
+    def parity(self) -> Path:
+        return self.folder / "parity.npz"
+
+    @property
     def launcher_log(self) -> Path:
         return self.folder / "launcher.txt"
 
@@ -300,7 +309,7 @@ class Results:
         """The folder of ``run_id``. Raises UserError for what cannot be a run id."""
         if not RUN_ID.fullmatch(run_id):
             raise UserError(
-                f"run id {run_id!r}: 1 to 64 letters, digits, '.', '_' and '-' are valid, no '-' or '.' first"
+                f"run id {run_id!r}: 1 to 96 letters, digits, '.', '_' and '-' are valid, no '-' or '.' first"
             )
         return Run(self.folder / "runs" / run_id)
 
@@ -334,15 +343,17 @@ class Results:
         with locked(self.folder / ".results.lock", wait) as held:
             if not held:
                 return []
+            before = self.read_csv()
             known: dict[str, list[Row]] = {}
-            for row in self.read_csv():
+            for row in before:
                 known.setdefault(str(row.run_id), []).append(row)
             at_end = TERMINAL - {LOST}  # a lost run may yet speak again
             settled = {run_id for run_id, rows in known.items() if all(row.status in at_end for row in rows)}
             unsettled = [run for run in self.runs() if run.id not in settled]
             known |= {run.id: run.rows() for run in unsettled}
-            rows = [row for run_id in sorted(known, key=_by_time) for row in known[run_id]]
-            if unsettled or not self.csv.exists():
+            in_order = [row for run_id in sorted(known, key=_by_time) for row in known[run_id]]
+            rows = [self.with_parity(row) for row in in_order if row.use_case != VALIDATE]  # which measures nothing
+            if rows != before or not self.csv.exists():
                 text = io.StringIO(newline="")
                 # All quoted: a bare carriage return inside a text would otherwise end the line for readers.
                 writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
@@ -350,6 +361,12 @@ class Results:
                 writer.writerows(row.to_csv() for row in rows)
                 write_atomically(self.csv, text.getvalue())
             return rows
+
+    def with_parity(self, row: Row) -> Row:
+        """A finished row that was not verified when it ended may be now."""
+        if row.status != FINISHED or row.parity == certificate.VERIFIED:
+            return row
+        return row.replace(parity=certificate.verdict(row, self.folder))
 
 
 def _by_time(run_id: str) -> tuple[str, str]:

@@ -12,8 +12,14 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from duel.measure import device as shared
 
-# For each policy: jax_default_matmul_precision, which convolutions follow too. In bf16 every operand is bfloat16.
-MATMUL_PRECISION = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default", "float64": "highest"}
+# For each policy: jax_default_matmul_precision, which convolutions follow too. In bf16 and fp16 operands have 16 bits.
+MATMUL_PRECISION = {
+    "fp32": "highest",
+    "tf32": "tensorfloat32",
+    "bf16": "default",
+    "fp16": "default",
+    "float64": "highest",
+}
 
 
 def select(kind: str | None) -> shared.Device:
@@ -49,7 +55,7 @@ def native(device: shared.Device) -> Any:
 
 
 def set_precision(policy: str) -> None:
-    """Make ``policy`` (fp32, tf32, bf16, or float64 for proofs) hold for everything that is traced from now on."""
+    """Make ``policy`` (of the catalogue, or float64 for proofs) hold for everything that is traced from now on."""
     jax.config.update("jax_default_matmul_precision", MATMUL_PRECISION[policy])
     jax.config.update("jax_enable_x64", policy == "float64")
 

@@ -13,10 +13,10 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from duel.measure import device as shared
 
-# For each policy: fp32_precision of matmul and of convolution. In bf16 every operand is bfloat16.
-FP32_PRECISION = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "float64": "ieee"}
+# For each policy: fp32_precision of matmul and of convolution. In bf16 and fp16 operands have 16 bits.
+FP32_PRECISION = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "fp16": "ieee", "float64": "ieee"}
 # The same on a TPU, as the twin has it. XLA's own default multiplies float32 in bfloat16.
-XLA_PRECISION = {"fp32": "highest", "tf32": "high", "bf16": "default", "float64": "highest"}
+XLA_PRECISION = {"fp32": "highest", "tf32": "high", "bf16": "default", "fp16": "default", "float64": "highest"}
 
 
 def select(kind: str | None) -> shared.Device:
@@ -59,7 +59,7 @@ def native(device: shared.Device) -> Any:
 
 
 def set_precision(policy: str) -> None:
-    """Make ``policy`` (fp32, tf32, bf16, or float64 for proofs) hold for everything that is computed from now on."""
+    """Make ``policy`` (of the catalogue, or float64 for proofs) hold for everything that is computed from now on."""
     # Only the new interface: once it is used, reading the old allow_tf32 raises.
     torch.backends.cuda.matmul.fp32_precision = FP32_PRECISION[policy]
     torch.backends.cudnn.conv.fp32_precision = FP32_PRECISION[policy]

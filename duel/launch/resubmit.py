@@ -100,7 +100,9 @@ def decide(
 
 def _what(status: dict[str, Any]) -> str:
     """What a run is a run of. An old failure of something that was started again since concerns nobody."""
-    job = {name: value for name, value in (status.get("job") or {}).items() if name not in ("attempt", "changes")}
+    stored = (status.get("job") or {}).items()
+    # None is left out: an older run knows nothing of what was added since.
+    job = {name: value for name, value in stored if name not in ("attempt", "changes") and value is not None}
     return json.dumps(job, sort_keys=True) if job else f"by hand: {status['run_id'].partition('-')[0]}"
 
 

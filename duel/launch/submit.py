@@ -63,6 +63,8 @@ def check(jobs: list[Job], target: Target) -> None:
         if target.scheduler == "local":
             local.check_interpreter(python, job.framework, where)
         local.check_device(python, job.framework, job.device or target.device, where)
+        if job.weights and not (ROOT / job.weights).is_file():  # it was there at the first attempt
+            raise UserError(f"{job.weights}, the initial weights, is gone: start anew with main.py --weights")
     if target.scheduler == "local":
         for name in {BENCHMARKS[job.benchmark].dataset for job in jobs}:
             try:

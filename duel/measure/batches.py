@@ -9,25 +9,42 @@ import numpy as np
 import numpy.typing as npt
 
 from duel import datasets
-from duel.catalogue import Benchmark
+from duel.catalogue import Benchmark, Citations, Images, Molecules, Tokens
 
 # A pool is larger than one batch so that no cache and no constant folding can learn it by heart.
 POOL_BATCHES = 8
+MISSING_LABELS = 0.6  # share of labels, as in ogbg-molpcba (Hu et al. 2020, arXiv:2005.00687)
 EVALUATION_CHUNK = 500  # samples per forward pass in evaluation, whatever the batch size
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images (N, channels, height, width), labels (N,)."""
+    """What the model takes, arrays whose first axis are the N samples, and their labels.
 
-    images: npt.NDArray[np.float32]
+    ================  ==========================================================================  ==================
+    catalogue         inputs                                                                      labels
+    ================  ==========================================================================  ==================
+    Images            images (N, channels, height, width) float32                                 (N,)
+    Tokens            ids (N, length) int32                                                       (N,) or (N, length)
+    Molecules         nodes (N, nodes, node features) and edges (N, edges, edge features)         (N, tasks)
+                      float32, senders and receivers (N, edges) int32, masks of the nodes and
+                      of the edges that are no padding, (N, nodes) and (N, edges) float32
+    Citations         nodes (N, nodes, features) float32, senders and receivers (N, edges +       (N, nodes)
+                      nodes) int32 and weights of these edges, float32
+    ================  ==========================================================================  ==================
+
+    Labels are int32; -1 is missing. Senders and receivers are positions among the nodes of the whole batch, N * nodes;
+    edges are sorted by receiver. Padding edges go from a padding node to itself.
+    """
+
+    inputs: tuple[npt.NDArray[np.float32 | np.int32], ...]
     labels: npt.NDArray[np.int32]
 
     def chunks(self) -> Iterator["Batch"]:
-        """The batch in parts of at most ``EVALUATION_CHUNK`` samples."""
+        """The batch, of samples that know nothing of each other, in parts of at most ``EVALUATION_CHUNK``."""
         for start in range(0, len(self.labels), EVALUATION_CHUNK):
             part = slice(start, start + EVALUATION_CHUNK)
-            yield Batch(self.images[part], self.labels[part])
+            yield Batch(tuple(array[part] for array in self.inputs), self.labels[part])
 
 
 @dataclass(frozen=True)
@@ -47,7 +64,7 @@ class Pool:
 def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folder: Path) -> Pool:
     """The pool of ``benchmark`` at ``size``, the same for the same arguments and data.
 
-    Synthetic images are N(0,1) and never constant: zeros draw less power and run faster on a GPU. Real data are
+    Synthetic numbers are N(0,1) and never constant: zeros draw less power and run faster on a GPU. Real data are
     shuffled and cut into full batches, the rest is dropped; a data set of too few batches is shuffled again and again.
     Raises ValueError where ``batch_size`` is not positive or larger than the data set.
     """
@@ -55,14 +72,7 @@ def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folde
         raise ValueError(f"batch size {batch_size}; at least 1 is needed")
     generator = np.random.default_rng(seed)
     if benchmark.dataset == datasets.SYNTHETIC:
-        shape, classes = benchmark.sizes[size].image, benchmark.sizes[size].classes
-        made = tuple(
-            Batch(
-                generator.standard_normal((batch_size, *shape), dtype=np.float32),
-                generator.integers(classes, size=batch_size, dtype=np.int32),
-            )
-            for _ in range(POOL_BATCHES)
-        )
+        made = tuple(_make(benchmark.sizes[size].inputs, batch_size, generator) for _ in range(POOL_BATCHES))
         return Pool(made, None, datasets.SYNTHETIC, True, _sha256(made))
     data = datasets.load(benchmark.dataset, data_folder)
     samples = len(data.train_labels)
@@ -73,15 +83,90 @@ def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folde
         order = generator.permutation(samples)
         for start in range(0, samples - batch_size + 1, batch_size):
             chosen = order[start : start + batch_size]
-            batches.append(Batch(data.train_images[chosen], data.train_labels[chosen]))
-    held_out = Batch(data.held_out_images, data.held_out_labels)
+            batches.append(Batch((data.train_images[chosen],), data.train_labels[chosen]))
+    held_out = Batch((data.held_out_images,), data.held_out_labels)
     return Pool(tuple(batches), held_out, data.name, False, _sha256((*batches, held_out)))
+
+
+def _make(inputs: Images | Tokens | Molecules | Citations, samples: int, generator: np.random.Generator) -> Batch:
+    match inputs:
+        case Images():
+            shape = (samples, inputs.channels, inputs.height, inputs.width)
+            return Batch((_normal(shape, generator),), _integers(inputs.classes, (samples,), generator))
+        case Tokens(classes=None):  # one token more than is read: the last one's label
+            tokens = _integers(inputs.vocabulary, (samples, inputs.length + 1), generator)
+            return Batch((tokens[:, :-1].copy(),), tokens[:, 1:].copy())
+        case Tokens():
+            tokens = _integers(inputs.vocabulary, (samples, inputs.length), generator)
+            return Batch((tokens,), _integers(inputs.classes or 0, (samples,), generator))
+        case Molecules():
+            return _molecules(inputs, samples, generator)
+        case Citations():
+            return _citations(inputs, samples, generator)
+
+
+def _molecules(inputs: Molecules, samples: int, generator: np.random.Generator) -> Batch:
+    """Trees with some rings closed, of half to all of the nodes but one: that one is always there for the padding."""
+    ends = np.full((samples, 2, inputs.edges), inputs.nodes - 1, np.int32)  # senders, receivers
+    node_mask = np.zeros((samples, inputs.nodes), np.float32)
+    edge_mask = np.zeros((samples, inputs.edges), np.float32)
+    for sample in range(samples):
+        nodes = int(generator.integers(inputs.nodes // 2, inputs.nodes))
+        child = np.arange(1, nodes)
+        tree = np.stack([(generator.random(nodes - 1) * child).astype(np.int32), child])
+        free = inputs.edges // 2 - (nodes - 1)
+        rings = generator.integers(nodes, size=(2, int(generator.integers(free + 1))), dtype=np.int32)
+        bonds = np.concatenate([tree, rings], axis=1)
+        both_ways = np.concatenate([bonds, bonds[::-1]], axis=1)
+        count = both_ways.shape[1]
+        ends[sample, :, :count] = both_ways[:, np.argsort(both_ways[1], kind="stable")]
+        node_mask[sample, :nodes], edge_mask[sample, :count] = 1, 1
+    senders, receivers = _shift(ends, inputs.nodes)
+    labels = _integers(2, (samples, inputs.tasks), generator)
+    labels[generator.random(labels.shape) < MISSING_LABELS] = -1
+    nodes_in = _normal((samples, inputs.nodes, inputs.node_features), generator)
+    edges_in = _normal((samples, inputs.edges, inputs.edge_features), generator)
+    return Batch((nodes_in, edges_in, senders, receivers, node_mask, edge_mask), labels)
+
+
+def _citations(inputs: Citations, samples: int, generator: np.random.Generator) -> Batch:
+    """Random graphs with an edge from each node to itself, and the weights of Kipf and Welling 2016, equation 2."""
+    ends = np.empty((samples, 2, inputs.edges + inputs.nodes), np.int32)
+    weights = np.empty((samples, inputs.edges + inputs.nodes), np.float32)
+    labels = np.full((samples, inputs.nodes), -1, np.int32)
+    itself = np.arange(inputs.nodes, dtype=np.int32)
+    for sample in range(samples):
+        first = generator.integers(inputs.nodes, size=inputs.edges // 2, dtype=np.int32)
+        # never the node itself: that edge is added for every node below
+        second = (first + generator.integers(1, inputs.nodes, size=len(first), dtype=np.int32)) % inputs.nodes
+        both_ways = np.array([[*first, *second, *itself], [*second, *first, *itself]], np.int32)
+        ends[sample] = both_ways[:, np.argsort(both_ways[1], kind="stable")]
+        degree = np.bincount(ends[sample, 1], minlength=inputs.nodes)
+        weights[sample] = 1 / np.sqrt(degree[ends[sample, 0]] * degree[ends[sample, 1]])
+        chosen = generator.choice(inputs.nodes, inputs.labelled, replace=False)
+        labels[sample, chosen] = generator.integers(inputs.classes, size=inputs.labelled)
+    senders, receivers = _shift(ends, inputs.nodes)
+    return Batch((_normal((samples, inputs.nodes, inputs.features), generator), senders, receivers, weights), labels)
+
+
+def _shift(ends: npt.NDArray[np.int32], nodes: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Senders and receivers as positions in the whole batch, from those in each graph (N, 2, edges)."""
+    moved = ends + (np.arange(len(ends), dtype=np.int32) * nodes)[:, None, None]
+    return moved[:, 0].copy(), moved[:, 1].copy()
+
+
+def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.float32]:
+    return generator.standard_normal(shape, dtype=np.float32)
+
+
+def _integers(below: int, shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.int32]:
+    return generator.integers(below, size=shape, dtype=np.int32)
 
 
 def _sha256(batches: tuple[Batch, ...]) -> str:
     digest = hashlib.sha256()
     for batch in batches:
-        for array in (batch.images, batch.labels):
+        for array in (*batch.inputs, batch.labels):
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

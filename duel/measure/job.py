@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel.catalogue import FRAMEWORKS
+from duel.catalogue import FRAMEWORKS, VALIDATE
 from duel.errors import UserError
 from duel.job import ROOT, Job, script_state
 from duel.measure import probes, timing
 from duel.measure.row import InputError, describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
-from duel.options import add_options, folder_name, target_name
+from duel.options import SAFETENSORS, add_options, folder_name, target_name
 from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
 from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc
 
@@ -56,8 +56,11 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         return measure(Run(args.run_folder), args.row, args.data, args.device, version)
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are needed")
+    if args.weights is not None and not args.weights.endswith(SAFETENSORS):
+        parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
     options = {
-        name: getattr(args, name) for name in ("benchmark", "use_case", "preset", "precision", "device", "target")
+        name: getattr(args, name)
+        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights")
     }
     try:
         return _supervise(Job(framework=framework, **options), args.data)
@@ -129,9 +132,10 @@ def _supervise(job: Job, data: Path) -> int:
                 run.write_row(row)
             if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)) != 1:
                 raise InputError(f"one task is valid for use case {job.use_case}; the target starts {tasks} (--ntasks)")
-            sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
-            run.write_status(wandb=sink.note)
-            print(sink.note, flush=True)
+            if job.use_case != VALIDATE:  # a proof has no curves to watch
+                sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
+                run.write_status(wandb=sink.note)
+                print(sink.note, flush=True)
             reader = MetricsReader(run.metrics)
             # -u: what a crash leaves unwritten in a buffer is what one needs to read.
             command = [sys.executable, "-u", str(Path(sys.argv[0]).resolve()), "--run_folder", str(run.folder)]
@@ -197,7 +201,7 @@ def _verdict(rows: list[Row]) -> tuple[str, str, int]:
     return FINISHED, "", 0
 
 
-def _run_row(run: Run, row: Row, command: list[str], reader: MetricsReader, sink: WandbSink) -> None:
+def _run_row(run: Run, row: Row, command: list[str], reader: MetricsReader, sink: WandbSink | None) -> None:
     """Measure one row in a fresh process and leave its row file at its end, whatever happens to that process."""
     run.write_row(row.replace(status=RUNNING, started=utc()))
     # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
@@ -250,10 +254,11 @@ def _copy_output(process: "subprocess.Popen[bytes]", log: Path) -> None:
             sys.stdout.flush()
 
 
-def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink) -> None:
+def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink | None) -> None:
     """Stream what the measuring process has written since, and keep the status alive."""
     events = reader()
-    sink.log(events)
+    if sink is not None:
+        sink.log(events)
     progress = {name: value for event in events for name, value in event.items() if name not in ("event", "time")}
     if events or time.time() - run.stored_status()["updated"] > HEARTBEAT_SECONDS:
         run.write_status(**progress)

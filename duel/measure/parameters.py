@@ -6,7 +6,9 @@ Names and layouts are those of torchvision's ``state_dict``: ``layer1.0.conv1.we
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,17 @@ def initialise(shapes: Mapping[str, tuple[int, ...]], seed: int, randomise: bool
     last part     what it is                    value
     ============  ============================  ==============================================
     weight        4 dimensions: convolution     N(0, 2 / (out * height * width)), He et al. 2015 with fan-out
-    weight        2 dimensions: linear layer    N(0, 1 / in), LeCun et al. 1998
+    weight        2 dimensions: linear layer,   N(0, 1 / in), LeCun et al. 1998
+                  or embedding (count, in)
     weight        1 dimension: norm             1
+    token,        3 dimensions, the first two   N(0, 0.02²), as Dosovitskiy et al. 2020 have it
+    embedding     of which are for broadcasting
     bias          any                           0
     running_mean  batch norm                    0
     running_var   batch norm                    1
     ============  ============================  ==============================================
+
+    A last part counts by how it ends: ``in_proj_weight`` is a weight.
 
     Each array has its own generator, seeded by ``seed`` and its name, so neither order nor selection changes a value.
 
@@ -44,18 +51,20 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, randomise: bool) -> npt.
     words = np.frombuffer(hashlib.sha256(name.encode()).digest(), "<u4")
     generator = np.random.default_rng([seed, *(int(word) for word in words)])
     last = name.rpartition(".")[2]
-    if last == "weight" and len(shape) == 4:
+    if last.endswith("weight") and len(shape) == 4:
         scale = math.sqrt(2 / (shape[0] * shape[2] * shape[3]))
-    elif last == "weight" and len(shape) == 2:
+    elif last.endswith("weight") and len(shape) == 2:
         scale = math.sqrt(1 / shape[1])
-    elif len(shape) == 1 and last in ("weight", "running_var"):
+    elif last.endswith(("token", "embedding")) and len(shape) == 3:
+        scale = 0.02
+    elif len(shape) == 1 and last.endswith(("weight", "running_var")):
         return generator.uniform(0.5, 1.5, shape).astype(np.float32) if randomise else np.ones(shape, np.float32)
-    elif len(shape) == 1 and last in ("bias", "running_mean"):
+    elif len(shape) == 1 and last.endswith(("bias", "running_mean")):
         scale = 0.1 if randomise else 0.0
     else:
         raise ValueError(
-            f"{name} {shape}: no rule for it; known are weight (4, 2 or 1 dimensions), bias, running_mean and "
-            "running_var (1 dimension)"
+            f"{name} {shape}: no rule for it; known are weight (4, 2 or 1 dimensions), token and embedding "
+            "(3 dimensions), bias, running_mean and running_var (1 dimension)"
         )
     return np.asarray(scale * generator.standard_normal(shape) + 0.0, np.float32)  # + 0.0: no negative zeros
 
@@ -81,3 +90,33 @@ def sha256(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
         digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
         digest.update(array.data)
     return digest.hexdigest()
+
+
+def read(path: Path) -> Arrays:
+    """The arrays of a safetensors file.
+
+    Raises ValueError where it is damaged or holds anything but float32, OSError where it cannot be opened.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            others = sorted({file.get_slice(name).get_dtype() for name in names} - {"F32"})
+            if others:
+                raise ValueError(f"{path} holds {', '.join(others)}; F32 (float32) is valid")
+            return {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged, or no safetensors file: {error}") from error
+
+
+def write(path: Path, arrays: Arrays) -> None:
+    """Write ``arrays`` to a safetensors file, whole or not at all."""
+    from safetensors.numpy import save_file
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,56 +1,170 @@
-"""What one side computes, written down for comparison with the other: the body of both ``parity.py``."""
+"""What one side computes, written down for comparison with the other.
 
-import argparse
+The comparison and its bounds are in ``duel.report.parity``. Here is the choice of what is computed: everything that
+could differ. Weights, norms and running statistics are random throughout, since at their usual start many terms are
+zero or one and a mistake in them would not show.
+"""
+
 import dataclasses
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from duel import datasets
-from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS
+from duel.catalogue import PRECISIONS, SGD, AdamW, Benchmark
+from duel.certificate import STEPS
 from duel.measure import batches, parameters
+from duel.measure.device import Device
+
+# Activations beyond this are compared at this many evenly spaced elements.
+MOST_ELEMENTS = 2**20
+# Images of mean 100 and standard deviation 0.1: in float32 E[x²] - E[x]² has few digits left there.
+SHIFT, SPREAD = 100.0, 0.1
+# What rounding to float32 does to a layer's values, as the two frameworks round differently, or a little more: weights
+# are moved by it, relative to themselves. And how often it is tried.
+ROUNDING, TRIALS = 4e-6, 3
+
+Arrays = dict[str, npt.NDArray[Any]]
 
 
-def main(devices: Any, training: Any, weights: Any) -> None:
-    """Write an .npz of logits, loss, gradients, the losses of some steps and the weights after them.
+def prove(
+    benchmark: Benchmark,
+    size: str,
+    device: Device,
+    seed: int,
+    twin: Any,
+    weights: Any,
+    given: parameters.Arrays | None,
+    say: Callable[[str], None],
+) -> Arrays:
+    """All that is to be compared; ``twin`` and ``weights`` are the modules ``training`` and ``weights`` of one side.
 
-    Arguments are the modules of one twin. Weights and batch-norm statistics are random throughout, images N(0,1).
-    Keys: weights_sha256, data_sha256, logits/eval, logits/train, loss, gradient/<name>, losses, after/<name>.
+    ``given`` are weights to compute with instead of random ones.
+
+    =====================================  =========================================================================
+    name                                   what
+    =====================================  =========================================================================
+    shapes                                 JSON: of every parameter and statistic, and of what every layer gives
+    weights_sha256                         of the weights that rows start from
+    used_sha256, data_sha256               of what went in here
+    <precision>/layers/<layer>             float64 and fp32: what a layer gives in evaluation; the last are the logits
+    <precision>/train logits, .../loss     with the batch's own statistics
+    <precision>/gradients/<parameter>
+    <precision>/<optimizer> losses         of ten steps: float64 with sgd and adamw, fp32 with sgd
+    float64/<optimizer> after/<parameter>  parameters and running statistics after these steps
+    fp32/shifted logits                    of images far from zero, with the batch's own statistics
+    fp32/sensitivity/<parameter>           ‖difference‖ by which its gradient moves where all weights are moved by as
+                                           much as rounding moves values
+    <precision>/error/<quantity>           bf16, fp16, tf32: distance from this side's own float64 result, relative to
+                                           it, of the logits, the train logits and all gradients together
+    =====================================  =========================================================================
     """
-    parser = argparse.ArgumentParser(description="Write what this framework computes, for comparison with the other.")
-    parser.add_argument("--benchmark", choices=BENCHMARKS, required=True)
-    parser.add_argument("--size", default="tiny")
-    parser.add_argument("--precision", choices=("float64", *PRECISIONS), default="float64")
-    parser.add_argument("--device", choices=DEVICE_KINDS, default="cpu")
-    parser.add_argument("--batch_size", type=int, help="default: the catalogue's")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--output", type=Path, required=True)
-    arguments = parser.parse_args()
-    benchmark = dataclasses.replace(BENCHMARKS[arguments.benchmark], dataset=datasets.SYNTHETIC)
-    if arguments.size not in benchmark.sizes:
-        parser.error(f"--size {arguments.size}: {benchmark.name} has {', '.join(benchmark.sizes)}")
-    try:
-        device = devices.select(arguments.device)
-    except ValueError as error:
-        parser.error(str(error))
-    batch_size = arguments.batch_size or benchmark.sizes[arguments.size].batch_size[device.kind]
-    pool = batches.pool(benchmark, arguments.size, batch_size, arguments.seed, Path())
-    shapes = weights.shapes(training.build(benchmark, arguments.size))
-    arrays = parameters.initialise(shapes, arguments.seed, randomise=True)
-    work = training.Training(benchmark, arguments.size, pool, arrays, arguments.precision, device)
-    loss, logits, gradients = work.gradients(0)
-    results = {
-        "weights_sha256": np.array(parameters.sha256(arrays)),
-        "data_sha256": np.array(pool.sha256),
-        "logits/eval": work.logits(0),
-        "logits/train": logits,
-        "loss": np.array(loss),
-        **{f"gradient/{name}": array for name, array in gradients.items()},
+    benchmark = dataclasses.replace(benchmark, dataset=datasets.SYNTHETIC)
+    # As on a processor, whatever the device: one image more shows nothing more.
+    samples = benchmark.sizes[size].batch_size["cpu"]
+    shapes = weights.shapes(twin.build(benchmark, size))
+    arrays = parameters.initialise(shapes, seed, randomise=True) if given is None else given
+    pool = batches.pool(benchmark, size, samples, seed, Path())
+    images = pool.batches[0].inputs[0].ndim == 4
+    if images:
+        pool = dataclasses.replace(pool, batches=(*pool.batches, _shifted(pool.batches[0])))
+    found = {
+        "weights_sha256": _text(parameters.sha256(parameters.initialise(shapes, seed) if given is None else given)),
+        "used_sha256": _text(parameters.sha256(arrays)),
+        "data_sha256": _text(pool.sha256),
     }
-    if arguments.steps:
-        work.compile()
-        results["losses"] = np.array([work.loss(work.step(index)) for index in range(arguments.steps)])
-        results |= {f"after/{name}": array for name, array in work.export().items()}
-    np.savez(arguments.output, **results)
+    rate = benchmark.optimizer.learning_rate
+    recipes: dict[str, SGD | AdamW] = {"sgd": SGD(rate), "adamw": AdamW(rate)}
+    # The steps of float32 are small: at the full rate kinks (see ``duel.report.parity``) soon part the two sides.
+    gentle = SGD(rate / 10)
+
+    def start(optimizer: str, precision: str) -> Any:
+        recipe = recipes[optimizer] if precision == "float64" else gentle
+        changed = dataclasses.replace(benchmark, optimizer=recipe)
+        return twin.Training(changed, size, pool, arrays, precision, device)
+
+    # A small network has few values: in half precision chance would decide how far one batch is from the exact result.
+    several = range(batches.POOL_BATCHES if size == "tiny" else 1)
+    exact: dict[str, list[npt.NDArray[Any]]] = {}
+    others = [p.name for p in PRECISIONS.values() if device.kind in p.device_kinds and p.name != "fp32"]
+    for precision in ("float64", "fp32", *others):
+        say(f"computing in {precision}")
+        work = start("sgd", precision)
+        if precision in others:
+            results = _results(work, several)
+            found |= {f"{precision}/error/{name}": _distance(results[name], exact[name]) for name in results}
+            continue
+        layers = {name or "logits": array for name, array in work.layers(0).items()}
+        loss, logits, gradients = work.gradients(0)
+        found |= {f"{precision}/layers/{name}": _thinned(array) for name, array in layers.items()}
+        found |= {f"{precision}/train logits": _thinned(logits), f"{precision}/loss": np.array(loss)}
+        found |= {f"{precision}/gradients/{name}": array for name, array in gradients.items()}
+        if precision == "float64":
+            exact = _results(work, several)
+            outputs = {name: array.shape for name, array in layers.items()}
+            found["shapes"] = _text(json.dumps({"parameters": shapes, "layers": outputs}))
+        else:
+            if images:
+                found["fp32/shifted logits"] = _thinned(work.gradients(batches.POOL_BATCHES)[1])
+            moves = _sensitivity(work, arrays, gradients, seed)
+            found |= {f"fp32/sensitivity/{name}": np.array(distance) for name, distance in moves.items()}
+        for optimizer in recipes if precision == "float64" else ("sgd",):
+            work = work if optimizer == "sgd" else start(optimizer, precision)
+            work.compile()
+            losses = [work.loss(work.step(index % batches.POOL_BATCHES)) for index in range(STEPS)]
+            found[f"{precision}/{optimizer} losses"] = np.array(losses)
+            if precision == "float64":
+                found |= {f"float64/{optimizer} after/{name}": array for name, array in work.export().items()}
+    return found
+
+
+def _shifted(batch: batches.Batch) -> batches.Batch:
+    images = np.float32(SHIFT) + np.float32(SPREAD) * batch.inputs[0]
+    return dataclasses.replace(batch, inputs=(images, *batch.inputs[1:]))
+
+
+def _results(work: Any, indices: range) -> dict[str, list[npt.NDArray[Any]]]:
+    """The logits, the train logits and the gradients of the batches ``indices``."""
+    found: dict[str, list[npt.NDArray[Any]]] = {"logits": [], "train logits": [], "gradients": []}
+    for index in indices:
+        _, logits, gradients = work.gradients(index)
+        found["logits"].append(work.layers(index)[""])
+        found["train logits"].append(logits)
+        found["gradients"] += gradients.values()
+    return found
+
+
+def _sensitivity(
+    work: Any, arrays: parameters.Arrays, gradients: Mapping[str, npt.NDArray[Any]], seed: int
+) -> dict[str, float]:
+    """By parameter, the largest ‖difference‖ of its gradient from ``gradients`` where all of ``arrays`` are moved."""
+    found = dict.fromkeys(gradients, 0.0)
+    generator = np.random.default_rng(seed)
+    for _ in range(TRIALS):
+        # drawn in the order of the names, which is not the same on both sides
+        factors = {name: 1 + ROUNDING * generator.standard_normal(arrays[name].shape) for name in sorted(arrays)}
+        work.load({name: (arrays[name] * factors[name]).astype(np.float32) for name in arrays})
+        for name, moved in work.gradients(0)[2].items():
+            found[name] = max(found[name], float(np.linalg.norm((moved - gradients[name]).astype(np.float64))))
+    work.load(arrays)
+    return found
+
+
+def _thinned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if array.size <= MOST_ELEMENTS:
+        return array
+    return array.reshape(-1)[np.arange(MOST_ELEMENTS) * array.size // MOST_ELEMENTS]
+
+
+def _distance(values: list[npt.NDArray[Any]], exact: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """‖values - exact‖ / ‖exact‖ over all arrays together."""
+    difference = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in zip(values, exact, strict=True))
+    return np.sqrt(np.array(difference) / sum(float(np.square(b).sum()) for b in exact))
+
+
+def _text(text: str) -> npt.NDArray[Any]:
+    return np.array(text)

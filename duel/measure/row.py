@@ -11,10 +11,15 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
-from duel.catalogue import BENCHMARKS, PRECISIONS, PRESETS
-from duel.measure import batches, parameters, probes, timing
+import numpy as np
+
+from duel import certificate
+from duel.catalogue import BENCHMARKS, PRECISIONS, PRESETS, VALIDATE
+from duel.measure import batches, parameters, parity, probes, timing
 from duel.measure.sinks import MetricsWriter
+from duel.options import SAFETENSORS
 from duel.record import FAILED, FINISHED, SKIPPED, Row
 from duel.results import Run, utc, write_atomically
 
@@ -39,7 +44,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
         row = _measured(run, row, data, device_kind, emit)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        row = run.read_row(number).replace(status=FAILED, cause=f"input: {error}")
+        row = run.read_row(number).replace(status=FAILED, cause=f"input: {_headline(error)}")
     except Exception as error:  # whatever the framework raises is a row, and its traceback is in the log
         traceback.print_exc()
         row = run.read_row(number).replace(status=FAILED, cause=describe(error))
@@ -47,11 +52,31 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
     return 0 if row.status in (FINISHED, SKIPPED) else 1
 
 
+def _headline(error: InputError) -> str:
+    """Its text in one line; a long list is in the log."""
+    first, *others = [line.strip() for line in str(error).splitlines()]
+    more = f"; and {len(others) - 1} more, all in log.txt" if len(others) > 1 else ""
+    return " ".join([first, *others[:1]]) + more
+
+
 def describe(error: Exception) -> str:
     """One line of it, headed 'out of memory' where it is that."""
     text = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0][:300]
     exhausted = ("out of memory", "resource_exhausted", "can't allocate memory", "cannot allocate memory")
     return f"out of memory: {text}" if any(words in str(error).lower() for words in exhausted) else text
+
+
+def _initial_weights(row: Row, shapes: dict[str, tuple[int, ...]]) -> parameters.Arrays:
+    """Those of the file that ``row`` names; without one, made from its seed."""
+    source = row.weights or ""
+    if not source.endswith(SAFETENSORS):
+        return parameters.initialise(shapes, row.seed or 0)
+    try:
+        arrays = parameters.read(Path(source))
+        parameters.check(shapes, arrays)
+    except (ValueError, OSError) as error:
+        raise InputError(f"--weights {source}: {error}") from error
+    return arrays
 
 
 def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: MetricsWriter) -> Row:
@@ -70,7 +95,8 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         device = devices.select(device_kind)
     except ValueError as error:
         raise InputError(str(error)) from error
-    batch_size = benchmark.sizes[str(row.size)].batch_size[device.kind]
+    proof = row.use_case == VALIDATE
+    batch_size = benchmark.sizes[str(row.size)].batch_size["cpu" if proof else device.kind]
     row = row.replace(
         device_kind=device.kind,
         device_name=device.name,
@@ -84,9 +110,17 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         kinds = ", ".join(precision.device_kinds)
         return row.replace(status=SKIPPED, cause=f"{precision.name} exists on {kinds} only; this is a {device.kind}")
 
-    phase("making weights and data")
     twin, weights = importlib.import_module("training"), importlib.import_module("weights")
-    arrays = parameters.initialise(weights.shapes(twin.build(benchmark, str(row.size))), seed)
+    row = row.replace(code_sha256=certificate.code_sha256(benchmark.name, str(row.size)))
+    shapes = weights.shapes(twin.build(benchmark, str(row.size)))
+    if proof:
+        given = _initial_weights(row, shapes) if str(row.weights).endswith(SAFETENSORS) else None
+        found: dict[str, Any] = parity.prove(benchmark, str(row.size), device, seed, twin, weights, given, phase)
+        found["versions"] = np.array(json.dumps(devices.versions()))
+        np.savez(run.parity, **found)
+        return row.replace(status=FINISHED)
+    phase("making weights and data")
+    arrays = _initial_weights(row, shapes)
     try:
         pool = batches.pool(benchmark, str(row.size), batch_size, seed, data)
     except (ValueError, OSError) as error:
@@ -142,4 +176,5 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         emit("block", row=number, step=block.first_step + block.steps, loss=block.loss, **progress, **values)
     peak, kind = devices.peak_memory_bytes()
     row = row.replace(peak_memory_bytes=peak, peak_memory_kind=kind, **timing.summary(blocks, batch_size))
-    return row.replace(status=FINISHED)
+    # Said now, and for good: a certificate that is made anew later is for other code.
+    return row.replace(status=FINISHED, parity=certificate.verdict(row, run.folder.parent.parent))

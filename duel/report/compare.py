@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from duel.certificate import VERIFIED
 from duel.record import FINISHED, Row
 from duel.results import Results, Run
 
@@ -74,6 +75,9 @@ def remarks(rows: list[Row]) -> list[str]:
     if len({row.execution for row in done}) > 1:
         ways = ", ".join(f"{row.framework} {row.execution}" for row in done)
         said.append(f"Execution differs ({ways}): this shows what a newcomer gets, not which framework is faster.")
+    for parity in dict.fromkeys(str(row.parity) for row in done):
+        proved = parity == VERIFIED
+        said.append("Proved to compute the same (results/parity)." if proved else f"{parity[0].upper()}{parity[1:]}.")
     said.append("One process each and no repeats: no ratio is claimed.")
     return said
 
@@ -109,7 +113,7 @@ def curve_remark(runs: list[Run]) -> list[str]:
 
 def report(runs: list[Run], results: Results) -> str:
     """What ``--wait`` ends with: the table, its remarks, and where everything lies."""
-    rows = [row for run in runs for row in run.rows()]
+    rows = [results.with_parity(row) for run in runs for row in run.rows()]
     lines = [
         "",
         side_by_side(rows),

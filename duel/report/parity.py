@@ -1,45 +1,69 @@
-"""Do both sides compute the same function? The bounds, and the comparison of what both ``parity.py`` wrote."""
+"""Do both sides compute the same function? The bounds, and the comparison of what both sides of a validation wrote.
 
-from collections.abc import Mapping
+``duel.measure.parity`` says what the arrays are, and by which names.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+from duel.catalogue import BENCHMARKS, FRAMEWORKS
+from duel.certificate import FORMAT, STEPS
+from duel.results import Run, utc
 
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
 
-@dataclass(frozen=True)
-class Bounds:
-    """What one precision allows.
-
-    ``logits``: largest absolute difference / max(``least_logit``, largest logit); the loss alike.
-    ``gradient``, per tensor: ‖difference‖ / max(‖tensor‖, 1e-6 ‖whole gradient‖). The floor is for a tensor whose true
-    gradient is zero, where a plain relative error means nothing.
-    ``losses``: largest relative difference of the losses of the optimizer steps.
-    ``after``, per tensor after these steps: ‖difference‖ / ‖tensor‖; None where rounding alone decides.
-    """
-
-    logits: float
-    least_logit: float
-    gradient: float
-    losses: float
-    after: float | None
-
-
-BOUNDS = {
-    "float64": Bounds(logits=1e-10, least_logit=1.0, gradient=1e-10, losses=1e-9, after=1e-9),
-    "fp32": Bounds(logits=1e-5, least_logit=0.0, gradient=1e-5, losses=1e-4, after=None),
+# Largest |difference| / max(1, largest |value|) in float64; in float32 / largest |value|.
+VALUES = {"float64": 1e-10, "fp32": 1e-5}
+# Per tensor ‖difference‖ / max(‖tensor‖, ZERO_GRADIENT ‖whole gradient‖). The floor is for a tensor whose true gradient
+# is zero, where a plain relative error means nothing: less than one rounding of the whole gradient is no difference.
+#
+# In float32 it is TIMES what moving the weights by a rounding does to it, where that is more. A gradient jumps where
+# the input of a ReLU, a max pool or a hard swish crosses a kink; among the millions of activations of a large model
+# some lie so close to one that rounding decides, on each side at random, and a gradient then moves by as much as 1e-2
+# although all layers agree. float64, which rounds 1e9 times finer, holds to its bound without exception.
+GRADIENTS = {"float64": 1e-10, "fp32": 1e-5}
+ZERO_GRADIENT = {
+    "float64": float(np.finfo(np.float64).eps) / GRADIENTS["float64"],
+    "fp32": float(np.finfo(np.float32).eps) / GRADIENTS["fp32"],
 }
-ZERO_GRADIENT = 1e-6
+# Largest relative difference of the losses of the optimizer's steps.
+LOSSES = {"float64": 1e-9, "fp32": 1e-4}
+# Per tensor after the steps, ‖difference‖ / ‖tensor‖: SGD's parameters, and running statistics.
+AFTER = 1e-9
+# AdamW divides by the size of the gradient: largest |difference| / (learning rate * steps), over all elements but those
+# whose gradient is zero up to rounding, which walk at random on either side.
+AFTER_ADAMW = 1e-6
+# Of images of mean 100 and standard deviation 0.1: rounding them costs 1e-4, a one-pass variance 1e-1.
+SHIFTED = 1e-2
+# Two sides that round differently are about equally far from the exact result, and move about equally far.
+TIMES = 2.0
+
+# Checks whose worst error stands in the table, and how they are called there.
+SHOWN = {
+    "float64 layers": "f64 layer",
+    "float64 gradients": "gradient",
+    "float64 sgd after": "10 SGD",
+    "float64 adamw after": "10 AdamW",
+    "fp32 layers": "f32 layer",
+    "fp32 gradients": "gradient",
+    "bf16 error": "bf16 x",
+    "fp16 error": "fp16 x",
+}
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far one array of the two sides differs; ``error`` is infinite where the two cannot be compared."""
+    """How far one quantity of the two sides differs; ``error`` is infinite where the two cannot be compared."""
 
-    name: str
+    check: str  # which kind of comparison
+    name: str  # of what: a layer, a parameter, or empty
     error: float
     bound: float
     note: str = ""
@@ -49,65 +73,172 @@ class Deviation:
         return self.error <= self.bound  # a NaN is not accepted
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.note or f'error {self.error:.2e}, bound {self.bound:.0e}'}"
+        what = f"{self.check} {self.name}".strip()
+        return f"{what}: {self.note or f'error {self.error:.2e}, bound {self.bound:.0e}'}"
 
 
-def deviations(first: Arrays, second: Arrays, precision: str) -> list[Deviation]:
-    """One entry per array that either side has and ``precision`` ("float64" or "fp32") has a bound for.
+def certify(runs: Mapping[str, Run]) -> dict[str, Any]:
+    """The certificate of one benchmark from both sides' finished validations, by framework."""
+    sides = {}
+    for framework in FRAMEWORKS:
+        with np.load(runs[framework].parity) as file:  # allow_pickle is off: nothing in it is executed
+            sides[framework] = dict(file)
+    rows = [run.rows()[0] for run in runs.values()]
+    row = rows[0]
+    recipe = BENCHMARKS[str(row.benchmark)].optimizer
+    first, last = sides.values()
+    found = deviations(first, last, recipe.learning_rate)
+    for column in ("device_kind", "code_sha256"):
+        if len(values := {str(getattr(row, column)) for row in rows}) > 1:
+            found.insert(0, Deviation(column, "", np.inf, 0.0, f"they are {' and '.join(sorted(values))}"))
+    failures = [str(deviation) for deviation in found if not deviation.accepted]
+    shapes = json.loads(str(last["shapes"]))
+    precisions = dict.fromkeys(name.partition("/")[0] for name in last if "/" in name)
+    return {
+        "format": FORMAT,
+        "passed": not failures,
+        "benchmark": row.benchmark,
+        "size": row.size,
+        "device_kind": row.device_kind,
+        "device_name": row.device_name,
+        "made": utc(),
+        "code_sha256": row.code_sha256,
+        "weights_sha256": [str(last["weights_sha256"])],
+        "versions": {framework: json.loads(str(side["versions"])) for framework, side in sides.items()},
+        "precisions": list(precisions),
+        "parameters": sum(math.prod(shape) for name, shape in shapes["parameters"].items() if ".running_" not in name),
+        "failures": failures,
+        "checks": [_summary(check, found) for check in dict.fromkeys(deviation.check for deviation in found)],
+        "shapes": shapes,
+    }
 
-    Both sides are scaled by the smaller of their two magnitudes, so their order changes nothing.
+
+def _summary(check: str, found: list[Deviation]) -> dict[str, Any]:
+    """One line of the certificate: how many quantities were compared, and the one nearest to its bound or beyond."""
+    those = [deviation for deviation in found if deviation.check == check]
+    worst = max(those, key=lambda d: math.inf if math.isnan(d.error) else d.error / d.bound if d.bound else d.error)
+    beyond = [deviation for deviation in those if not deviation.accepted]
+    shown = beyond[0] if beyond else worst
+    return {
+        "check": check,
+        "compared": len(those),
+        "failed": len(beyond),
+        "error": float(shown.error) if math.isfinite(shown.error) else str(shown.error),  # JSON has no infinity
+        "bound": shown.bound,
+        "of": shown.name,
+    }
+
+
+def heading() -> str:
+    """The first line of the table."""
+    titles = [f"{title:>9}" for title in SHOWN.values()]
+    return "  ".join([f"{'benchmark':18}", f"{'parameters':>11}", *titles, "verdict"])
+
+
+def line(certificate: Mapping[str, Any]) -> str:
+    """A benchmark's line in the table: the worst error of the checks that say most."""
+    errors = {summary["check"]: summary["error"] for summary in certificate["checks"]}
+    figures = [errors.get(check, "-") for check in SHOWN]
+    texts = [f"{figure:.1e}" if isinstance(figure, float) else figure for figure in figures]
+    verdict = "passed" if certificate["passed"] else "FAILED"
+    parameters = f"{certificate['parameters']:>11,}"
+    return "  ".join([f"{certificate['benchmark']:18}", parameters, *(f"{text:>9}" for text in texts), verdict])
+
+
+def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Deviation]:
+    """One entry for each quantity that is compared, in the order in which the second side computed them.
+
+    Both sides are scaled by the smaller of their two magnitudes, so which is the first changes nothing but the order.
     """
-    bounds = BOUNDS[precision]
-    names = sorted(first.keys() | second.keys())
-    whole = min(_norm([side[name] for name in side if _kind(name) == "gradient"]) for side in (first, second))
-    found = []
-    for name in names:
-        kind = _kind(name)
-        bound = (
-            {"sha256": 0.0, "loss": bounds.logits}.get(kind) if kind in ("sha256", "loss") else getattr(bounds, kind)
-        )
-        if bound is None:
+    shapes = [json.loads(str(side["shapes"])) for side in (first, second)]
+    common = [name for name in shapes[1]["layers"] if name in shapes[0]["layers"]]
+    skipped = {f"{p}/layers/{name}" for p in VALUES for s in shapes for name in s["layers"] if name not in common}
+    whole = {precision: min(_whole_gradient(side, precision) for side in (first, second)) for precision in GRADIENTS}
+    found = [*_structure(shapes[0], shapes[1], common)]
+    for name in [*second, *(name for name in first if name not in second)]:
+        if name in ("shapes", "versions") or name in skipped or name.startswith("fp32/sensitivity/"):
             continue
-        note = _incomparable(name, first, second)
-        error = float("inf") if note else _error(kind, first[name], second[name], bounds.least_logit, whole)
-        found.append(Deviation(name, error, bound, note))
+        check, _, what = name.rpartition("/") if name.count("/") == 2 else (name, "", "")
+        check = check.replace("/", " ")
+        if name not in first or name not in second:
+            found.append(Deviation(check, what, np.inf, 0.0, "only one side has it"))
+        elif first[name].shape != second[name].shape:
+            found.append(Deviation(check, what, np.inf, 0.0, f"shapes {first[name].shape} and {second[name].shape}"))
+        elif name.endswith("_sha256"):
+            found.append(Deviation(check, "", 0.0 if first[name] == second[name] else np.inf, 0.0, "they differ"))
+        elif check == "float64 adamw after" and _shape(first, f"float64/gradients/{what}") == first[name].shape:
+            there = _has_gradient(first[f"float64/gradients/{what}"], whole["float64"])
+            error = _largest((first[name] - second[name])[there]) / (learning_rate * STEPS)
+            found.append(Deviation(check, what, error, AFTER_ADAMW))
+        else:
+            error, bound = _compared(check, first[name], second[name], whole)
+            if check == "fp32 gradients":
+                scale = _gradient_scale(first[name], second[name], ZERO_GRADIENT["fp32"] * whole["fp32"])
+                moves = max(float(side.get(f"fp32/sensitivity/{what}", 0.0)) for side in (first, second))
+                bound = max(bound, TIMES * _ratio(moves, scale))
+            found.append(Deviation(check, what, error, bound))
     return found
 
 
-def failures(first: Arrays, second: Arrays, precision: str) -> list[str]:
-    """What differs by more than its bound, in words that name the array; empty where both sides agree."""
-    return [str(deviation) for deviation in deviations(first, second, precision) if not deviation.accepted]
+def _structure(first: dict[str, Any], second: dict[str, Any], common: list[str]) -> Iterator[Deviation]:
+    """Names and shapes of parameters and of layers; every parameter must belong to a layer that is compared."""
+    parameters = [*second["parameters"], *(name for name in first["parameters"] if name not in second["parameters"])]
+    for kind, names in (("parameters", parameters), ("layers", common)):
+        for name in names:
+            a, b = first[kind].get(name), second[kind].get(name)
+            yield Deviation(f"shapes of {kind}", name, 0.0 if a == b else np.inf, 0.0, "" if a == b else f"{a} and {b}")
+    for name in second["parameters"]:
+        owner = name.rpartition(".")[0] or "logits"  # what belongs to no module inside is the whole network's
+        seen = not {owner, owner.rpartition(".")[0]}.isdisjoint(common)
+        note = "" if seen else "no layer with it is known to both sides"
+        yield Deviation("layers with parameters", name, 0.0 if seen else np.inf, 0.0, note)
 
 
-def _kind(name: str) -> str:
-    return "sha256" if name.endswith("_sha256") else name.partition("/")[0]
-
-
-def _incomparable(name: str, first: Arrays, second: Arrays) -> str:
-    if name not in first or name not in second:
-        return "only one side has it"
-    if first[name].shape != second[name].shape:
-        return f"shapes {first[name].shape} and {second[name].shape}"
-    return ""
-
-
-def _norm(arrays: list[npt.NDArray[Any]]) -> float:
-    return float(np.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in arrays)))
-
-
-def _error(
-    kind: str, first: npt.NDArray[Any], second: npt.NDArray[Any], least_logit: float, whole_gradient: float
-) -> float:
-    if kind == "sha256":
-        return 0.0 if first == second else float("inf")
+def _compared(check: str, first: Array, second: Array, whole: dict[str, float]) -> tuple[float, float]:
+    """(error, bound) of one quantity of equal shapes."""
+    precision, _, kind = check.partition(" ")
     a, b = first.astype(np.float64), second.astype(np.float64)
-    if kind in ("logits", "loss"):
-        scale = max(least_logit, min(float(np.abs(a).max()), float(np.abs(b).max())))
-        return _ratio(float(np.abs(a - b).max()), scale)
-    if kind == "losses":
-        return max(_ratio(abs(x - y), min(abs(x), abs(y))) for x, y in zip(a, b, strict=True))
-    floor = ZERO_GRADIENT * whole_gradient if kind == "gradient" else 0.0
-    return _ratio(_norm([a - b]), max(min(_norm([a]), _norm([b])), floor))
+    if kind == "error":
+        return max(_ratio(float(a), float(b)), _ratio(float(b), float(a))), TIMES
+    if kind == "gradients":
+        return _ratio(_norm(a - b), _gradient_scale(a, b, ZERO_GRADIENT[precision] * whole[precision])), GRADIENTS[
+            precision
+        ]
+    if kind.endswith("losses"):
+        return max(_ratio(abs(x - y), min(abs(x), abs(y))) for x, y in zip(a, b, strict=True)), LOSSES[precision]
+    if kind.endswith("after"):
+        return _ratio(_norm(a - b), min(_norm(a), _norm(b))), AFTER
+    smallest = 1.0 if precision == "float64" else 0.0
+    bound = SHIFTED if kind == "shifted logits" else VALUES[precision]
+    return _ratio(_largest(a - b), max(smallest, min(_largest(a), _largest(b)))), bound
+
+
+def _shape(side: Arrays, name: str) -> tuple[int, ...] | None:
+    return side[name].shape if name in side else None
+
+
+def _gradient_scale(first: Array, second: Array, least: float) -> float:
+    return max(min(_norm(first), _norm(second)), least)
+
+
+def _has_gradient(gradient: Array, whole: float) -> npt.NDArray[np.bool_]:
+    """Which elements of a tensor have a ``gradient`` that is more than rounding."""
+    zero = ZERO_GRADIENT["float64"]
+    least = zero * max(_norm(gradient), zero * whole) / math.sqrt(gradient.size)
+    return np.asarray(np.abs(gradient) > least)
+
+
+def _whole_gradient(side: Arrays, precision: str) -> float:
+    norms = [_norm(side[name]) for name in side if name.startswith(f"{precision}/gradients/")]
+    return float(np.linalg.norm(norms))
+
+
+def _norm(array: Array) -> float:
+    return float(np.linalg.norm(array.astype(np.float64)))
+
+
+def _largest(array: Array) -> float:
+    return float(np.abs(array).max(initial=0.0))
 
 
 def _ratio(difference: float, scale: float) -> float:

@@ -4,11 +4,11 @@ Layout: images and activations are (N, height, width, channels), which XLA prefe
 """
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from models._layers import BatchNorm, Conv, Linear
+
 EXPANSION = 4  # a bottleneck gives this many times the channels of its inner convolutions
-MOMENTUM, EPSILON = 0.1, 1e-5  # of torch.nn.BatchNorm2d; momentum is the weight of the new value
 
 
 def build(layers: tuple[int, ...], classes: int) -> nnx.Module:
@@ -16,47 +16,17 @@ def build(layers: tuple[int, ...], classes: int) -> nnx.Module:
 
     It has shapes but no weights until ``weights.load`` has set them.
     """
-    return nnx.eval_shape(lambda: _ResNet(layers, classes, nnx.Rngs(0)))
-
-
-class _BatchNorm(nnx.Module):
-    """Batch norm as ``torch.nn.BatchNorm2d`` defines it.
-
-    Flax's own differs: its running variance is the biased one (n instead of n - 1), and its variance may be the
-    one-pass E[x²] - E[x]². Statistics are at least float32, the result has the type of the input.
-    """
-
-    def __init__(self, channels: int) -> None:
-        self.weight = nnx.Param(jnp.ones(channels))
-        self.bias = nnx.Param(jnp.zeros(channels))
-        self.running_mean = nnx.BatchStat(jnp.zeros(channels))
-        self.running_var = nnx.BatchStat(jnp.ones(channels))
-
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        if train:
-            count = x.size // x.shape[-1]
-            mean = wide.mean((0, 1, 2))
-            var = jnp.square(wide - mean).mean((0, 1, 2))
-            self._follow(self.running_mean, mean)
-            self._follow(self.running_var, var * (count / (count - 1)))
-        else:
-            mean, var = self.running_mean[...], self.running_var[...]
-        result = (wide - mean) * (jax.lax.rsqrt(var + EPSILON) * self.weight[...]) + self.bias[...]
-        return result.astype(x.dtype)
-
-    def _follow(self, running: nnx.BatchStat, value: jax.Array) -> None:
-        running[...] = (1 - MOMENTUM) * running[...] + MOMENTUM * value
+    return nnx.eval_shape(lambda: _ResNet(layers, classes))
 
 
 class _Bottleneck(nnx.Module):
-    def __init__(self, inputs: int, width: int, stride: int, rngs: nnx.Rngs) -> None:
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
         outputs = EXPANSION * width
-        self.conv1, self.bn1 = _conv(inputs, width, 1, 1, rngs), _BatchNorm(width)
-        self.conv2, self.bn2 = _conv(width, width, 3, stride, rngs), _BatchNorm(width)
-        self.conv3, self.bn3 = _conv(width, outputs, 1, 1, rngs), _BatchNorm(outputs)
+        self.conv1, self.bn1 = Conv(inputs, width, 1), BatchNorm(width)
+        self.conv2, self.bn2 = Conv(width, width, 3, stride), BatchNorm(width)
+        self.conv3, self.bn3 = Conv(width, outputs, 1), BatchNorm(outputs)
         project = stride != 1 or inputs != outputs
-        self.downsample = nnx.List([_conv(inputs, outputs, 1, stride, rngs), _BatchNorm(outputs)] if project else [])
+        self.downsample = nnx.List([Conv(inputs, outputs, 1, stride), BatchNorm(outputs)] if project else [])
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         out = nnx.relu(self.bn1(self.conv1(x), train))
@@ -69,19 +39,19 @@ class _Bottleneck(nnx.Module):
 
 
 class _ResNet(nnx.Module):
-    def __init__(self, layers: tuple[int, ...], classes: int, rngs: nnx.Rngs) -> None:
-        self.conv1, self.bn1 = _conv(3, 64, 7, 2, rngs), _BatchNorm(64)
+    def __init__(self, layers: tuple[int, ...], classes: int) -> None:
+        self.conv1, self.bn1 = Conv(3, 64, 7, 2), BatchNorm(64)
         inputs = 64
         stages = []
         for number, blocks in enumerate(layers):
             width, stage = 64 * 2**number, []
             for block in range(blocks):
                 stride = 2 if block == 0 and number > 0 else 1
-                stage.append(_Bottleneck(inputs, width, stride, rngs))
+                stage.append(_Bottleneck(inputs, width, stride))
                 inputs = EXPANSION * width
             stages.append(nnx.List(stage))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.fc = nnx.Linear(inputs, classes, rngs=rngs)
+        self.fc = Linear(inputs, classes)
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         x = nnx.relu(self.bn1(self.conv1(x), train))
@@ -90,9 +60,3 @@ class _ResNet(nnx.Module):
             for block in stage:
                 x = block(x, train)
         return self.fc(x.mean((1, 2)))
-
-
-def _conv(inputs: int, outputs: int, kernel: int, stride: int, rngs: nnx.Rngs) -> nnx.Conv:
-    """A convolution without bias, padded alike on every side: "SAME" would pad (0, 1) at stride 2."""
-    pad = (kernel // 2, kernel // 2)
-    return nnx.Conv(inputs, outputs, (kernel, kernel), strides=stride, padding=(pad, pad), use_bias=False, rngs=rngs)

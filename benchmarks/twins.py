@@ -1,0 +1,380 @@
+"""How fast the image models are beside public ones, as ratios of times in one run on the processor.
+
+    .venv/pytorch/bin/python benchmarks/twins.py pytorch
+    .venv/jax/bin/python benchmarks/twins.py jax --others DIR
+
+At full size, in float32, with the catalogue's batch sizes and optimizers: an evaluation forward pass, and a training
+step. The PyTorch side against torchvision's own constructors in a plain eager loop. The JAX side against public
+implementations, none of whose code is here; DIR holds their checkouts:
+
+- bonsai: github.com/jax-ml/bonsai at 36284254 (ResNet-50, ViT-B/16 and EfficientNet-B0; NNX)
+- flax: github.com/google/flax at 18f8f311, examples/imagenet (ResNet-50; linen)
+- vision_transformer: github.com/google-research/vision_transformer at c6de1e53 (ViT-B/16; linen)
+- efficientnet-jax: github.com/rwightman/efficientnet-jax at 06d7ed6c (EfficientNet-B0 and MobileNetV3-Small; linen)
+
+They run without dropout and stochastic depth, which the twins have not, and else as their authors wrote them: bonsai
+and flax take the one-pass variance in batch norm, and both vision transformers the tanh approximation of GELU, where
+the twins compute what PyTorch does.
+
+Both sides are compiled ahead and warmed up; blocks alternate in the order A B B A. The ratio is exp(mean log ratio of
+the pairs) with its 95 % t interval; above 1 the twin is slower, and the upper bound must be at most 1.05. One that
+cannot run with the installed packages is named with the reason. Exit code 1 if a bound is exceeded, or nothing ran.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import itertools
+import math
+import statistics
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ("resnet50", "vit_b16", "mobilenet_v3_small", "efficientnet_b0")
+MODES = ("evaluation", "training")
+BLOCK_SECONDS = 0.1
+BOUND = 1.05
+
+Loop = Callable[[int], float]  # seconds of so many steps
+
+
+class Loops(NamedTuple):
+    """One comparison: the twin's loop and the other's."""
+
+    other: str
+    mode: str
+    twin: Loop
+    public: Loop
+
+
+class Public(NamedTuple):
+    """A public implementation in JAX: ``apply(parameters, rest, images, train)`` gives (logits, new rest)."""
+
+    parameters: Any
+    rest: Any
+    apply: Callable[[Any, Any, Any, bool], tuple[Any, Any]]
+
+
+# The public implementations in JAX. Each is built from the folder with the checkouts.
+
+
+def _flax_resnet50(folder: Path) -> Public:
+    import jax
+
+    module = _file(folder / "flax/examples/imagenet/models.py")
+    public = _linen(module.ResNet50(num_classes=1000), "train")
+
+    # Its batch norm takes the mean over devices, under a name for their axis: here one that costs nothing.
+    def apply(parameters: Any, rest: Any, images: Any, train: bool) -> Any:
+        forward = jax.vmap(lambda *x: public.apply(*x, train), None, None, axis_name="batch", axis_size=1)
+        return forward(parameters, rest, images)
+
+    return public._replace(apply=apply)
+
+
+def _bonsai_resnet50(folder: Path) -> Public:
+    from flax import nnx
+
+    module = _file(folder / "bonsai/bonsai/models/resnet/modeling.py")
+    model = module.ResNet(module.ModelConfig.resnet50(), rngs=nnx.Rngs(0))
+    return _nnx(model, lambda model, images, train: model(images))
+
+
+def _bonsai_vit_b16(folder: Path) -> Public:
+    from flax import nnx
+
+    module = _file(folder / "bonsai/bonsai/models/vit/modeling.py")
+    model = module.ViTClassificationModel(module.ModelConfig.vit_p16_224(), rngs=nnx.Rngs(0))
+    return _nnx(model, lambda model, images, train: model(images, rngs=None))
+
+
+def _google_vit_b16(folder: Path) -> Public:
+    sys.path.append(str(folder / "vision_transformer"))
+    module = importlib.import_module("vit_jax.models_vit")
+    encoder = {"num_layers": 12, "num_heads": 12, "mlp_dim": 3072, "dropout_rate": 0.0, "attention_dropout_rate": 0.0}
+    patches = types.SimpleNamespace(size=(16, 16))
+    return _linen(module.VisionTransformer(1000, patches, encoder, 768), "train")
+
+
+def _bonsai_efficientnet_b0(folder: Path) -> Public:
+    from flax import nnx
+
+    module = _file(folder / "bonsai/bonsai/models/efficientnet/modeling.py")
+    model = module.EfficientNet(replace(module.ModelConfig.b0(), dropout_rate=0.0), rngs=nnx.Rngs(0))
+    return _nnx(model, lambda model, images, train: model(images, training=train))
+
+
+def _jeffnet(variant: str) -> Callable[[Path], Public]:
+    def build(folder: Path) -> Public:
+        from flax import linen
+
+        # Flax has removed this module; of it only a function is imported, which dropout would call.
+        sys.modules.setdefault("flax.nn", types.SimpleNamespace(make_rng=None))  # type: ignore[arg-type]
+        sys.path.append(str(folder / "efficientnet-jax"))
+        model, _ = importlib.import_module("jeffnet.linen").create_model(variant)
+        assert isinstance(model, linen.Module)
+        return _linen(model, "training")
+
+    return build
+
+
+PUBLIC: dict[str, dict[str, Callable[[Path], Public]]] = {
+    "resnet50": {"flax": _flax_resnet50, "bonsai": _bonsai_resnet50},
+    "vit_b16": {"vision_transformer": _google_vit_b16, "bonsai": _bonsai_vit_b16},
+    "mobilenet_v3_small": {"efficientnet-jax": _jeffnet("pt_mobilenetv3_small_100")},
+    "efficientnet_b0": {"efficientnet-jax": _jeffnet("pt_efficientnet_b0"), "bonsai": _bonsai_efficientnet_b0},
+}
+
+
+def _file(path: Path) -> types.ModuleType:
+    """The module in ``path`` alone, without what its package would import."""
+    spec = importlib.util.spec_from_file_location(f"public_{path.parent.name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def _linen(model: Any, flag: str) -> Public:
+    """``flag`` is what the model calls training."""
+    import jax
+    import jax.numpy as jnp
+
+    variables = jax.jit(lambda key: model.init(key, jnp.zeros((1, 224, 224, 3)), **{flag: False}))(jax.random.key(0))
+    rest = {name: tree for name, tree in variables.items() if name != "params"}
+
+    def apply(parameters: Any, rest: Any, images: Any, train: bool) -> Any:
+        changing = list(rest) if train else []
+        logits, changed = model.apply({"params": parameters, **rest}, images, **{flag: train}, mutable=changing)
+        return logits, {**rest, **changed}
+
+    return Public(variables["params"], rest, apply)
+
+
+def _nnx(model: Any, call: Callable[[Any, Any, bool], Any]) -> Public:
+    from flax import nnx
+
+    graph, parameters, rest = nnx.split(model, nnx.Param, ...)
+
+    def apply(parameters: Any, rest: Any, images: Any, train: bool) -> Any:
+        model = nnx.merge(graph, parameters, rest)
+        model.set_attributes(use_running_average=not train, deterministic=True, raise_if_not_found=False)
+        logits = call(model, images, train)
+        return logits, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
+
+    # plain dictionaries, as the twin has them: less work for Python at every step
+    return Public(nnx.to_pure_dict(parameters), nnx.to_pure_dict(rest), apply)
+
+
+def jax_loops(benchmark: Any, training: Any, twin: Any, modes: list[str], folder: Path) -> Iterator[Loops | str]:
+    """A comparison for each public implementation and mode, or a sentence saying why there is none."""
+    import jax
+    import optax
+
+    batches = training._batches
+    # The twin's two loops as the harness runs them, apart from the clock.
+    training.compile()
+    parameters, statistics, _ = training._state
+    evaluate = training._evaluate.trace(parameters, statistics, batches[0][0]).lower().compile()
+
+    def twin_evaluation(steps: int) -> float:
+        parameters, statistics, _ = training._state
+        start = time.perf_counter()
+        for index in range(steps):
+            logits, _ = evaluate(parameters, statistics, batches[index % len(batches)][0])
+        logits.block_until_ready()
+        return time.perf_counter() - start
+
+    def twin_training(steps: int) -> float:
+        return _stepping(training, steps)
+
+    for name, build in PUBLIC[benchmark.name].items():
+        try:
+            public = build(folder)
+            ours, theirs = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (parameters, public.parameters))
+            assert ours == theirs, f"another network: {theirs} parameters, the twin has {ours}"
+            for mode in modes:
+                loop = (_public_evaluation if mode == "evaluation" else _public_training)(
+                    public, batches, twin._optimizer(benchmark.optimizer), jax, optax
+                )
+                yield Loops(name, mode, {"evaluation": twin_evaluation, "training": twin_training}[mode], loop)
+        except Exception as error:  # whatever another's code raises is the reason that it cannot run
+            yield f"{name} does not run here: {type(error).__name__}: {error}"
+
+
+def _public_evaluation(public: Public, batches: Any, optimizer: Any, jax: Any, optax: Any) -> Loop:
+    images = [inputs[0] for inputs, _ in batches]
+    jitted = jax.jit(lambda parameters, rest, images: public.apply(parameters, rest, images, False)[0])
+    forward = jitted.lower(public.parameters, public.rest, images[0]).compile()
+
+    def run(steps: int) -> float:
+        start = time.perf_counter()
+        for index in range(steps):
+            logits = forward(public.parameters, public.rest, images[index % len(images)])
+        logits.block_until_ready()
+        return time.perf_counter() - start
+
+    return run
+
+
+def _public_training(public: Public, batches: Any, optimizer: Any, jax: Any, optax: Any) -> Loop:
+    def update(state: Any, images: Any, labels: Any) -> Any:
+        parameters, rest, moments = state
+
+        def mean_loss(parameters: Any) -> Any:
+            logits, changed = public.apply(parameters, rest, images, True)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), changed
+
+        (loss, changed), gradients = jax.value_and_grad(mean_loss, has_aux=True)(parameters)
+        updates, moments = optimizer.update(gradients, moments, parameters)
+        return (optax.apply_updates(parameters, updates), changed, moments), loss
+
+    # copies: the first step gives its state away, which evaluation needs too
+    state = jax.tree.map(jax.numpy.copy, (public.parameters, public.rest, optimizer.init(public.parameters)))
+    (images,), labels = batches[0]
+    step = jax.jit(update, donate_argnums=0).lower(state, images, labels).compile()
+
+    def run(steps: int) -> float:
+        nonlocal state
+        start = time.perf_counter()
+        for index in range(steps):
+            (images,), labels = batches[index % len(batches)]
+            state, loss = step(state, images, labels)
+        loss.block_until_ready()
+        return time.perf_counter() - start
+
+    return run
+
+
+def pytorch_loops(benchmark: Any, training: Any, twin: Any, modes: list[str]) -> Iterator[Loops | str]:
+    """The comparison with torchvision for each mode."""
+    import torch
+    import torchvision
+    from torch.nn.functional import cross_entropy
+
+    without = {"mobilenet_v3_small": {"dropout": 0.0}, "efficientnet_b0": {"dropout": 0.0, "stochastic_depth_prob": 0}}
+    constructor = getattr(torchvision.models, benchmark.torchvision)
+    model = constructor(weights=None, **without.get(benchmark.name, {}))
+    optimizer = twin._optimizer(benchmark.optimizer, model)
+    batches = training._batches
+
+    def twin_evaluation(steps: int) -> float:
+        start = time.perf_counter()
+        for index in range(steps):
+            training._evaluate(batches[index % len(batches)][0])
+        return time.perf_counter() - start
+
+    def twin_training(steps: int) -> float:
+        return _stepping(training, steps)
+
+    def public_evaluation(steps: int) -> float:
+        model.eval()
+        start = time.perf_counter()
+        with torch.no_grad():
+            for index in range(steps):
+                (images,), _ = batches[index % len(batches)]
+                model(images)
+        return time.perf_counter() - start
+
+    def public_training(steps: int) -> float:
+        model.train()
+        start = time.perf_counter()
+        for index in range(steps):
+            (images,), labels = batches[index % len(batches)]
+            optimizer.zero_grad(set_to_none=True)
+            cross_entropy(model(images), labels).backward()
+            optimizer.step()
+        return time.perf_counter() - start
+
+    loops = {"evaluation": (twin_evaluation, public_evaluation), "training": (twin_training, public_training)}
+    yield from (Loops("torchvision", mode, *loops[mode]) for mode in modes)
+
+
+def _stepping(training: Any, steps: int) -> float:
+    start = time.perf_counter()
+    for index in range(steps):
+        handle = training.step(index)
+    training.synchronize(handle)
+    return time.perf_counter() - start
+
+
+def compare(loops: Loops, seconds: float) -> tuple[str, bool]:
+    """The line that says how the two compare, and whether the bound holds."""
+    from scipy import stats
+
+    steps = math.ceil(BLOCK_SECONDS / min(loop(2) / 2 for loop in (loops.twin, loops.public)))
+    for loop in (loops.twin, loops.public):
+        loop(2 * steps)  # the warm-up
+    times: dict[str, list[float]] = {"twin": [], "public": []}
+    start = time.perf_counter()
+    for first, second in itertools.cycle((("twin", "public"), ("public", "twin"))):
+        for name in (first, second):
+            times[name].append(getattr(loops, name)(steps) / steps)
+        pairs = len(times["twin"])
+        if pairs >= 6 and pairs % 2 == 0 and time.perf_counter() - start >= seconds:
+            break
+    logs = [math.log(a / b) for a, b in zip(times["twin"], times["public"], strict=True)]
+    mean = statistics.fmean(logs)
+    half = float(stats.t.ppf(0.975, pairs - 1)) * statistics.stdev(logs) / math.sqrt(pairs)
+    low, ratio, high = (math.exp(mean + part) for part in (-half, 0, half))
+    twin, public = (1e3 * statistics.median(times[name]) for name in ("twin", "public"))
+    line = (
+        f"{loops.mode:10} {loops.other:18} {twin:8.1f} ms, theirs {public:8.1f} ms; "
+        f"ratio {ratio:.3f} [{low:.3f}, {high:.3f}], {pairs} pairs: {'ok' if high <= BOUND else 'SLOW'}"
+    )
+    return line, high <= BOUND
+
+
+def main(framework: str, models: list[str], modes: list[str], others: Path | None, seconds: float) -> int:
+    sys.path.insert(0, str(ROOT / framework))
+    sys.path.append(str(ROOT))
+    import devices
+    import training as twin
+    import weights
+    from duel.catalogue import BENCHMARKS
+    from duel.measure import batches, parameters
+
+    device = devices.select("cpu")
+    versions = ", ".join(f"{name} {version}" for name, version in devices.versions().items())
+    print(f"{device.name}; {versions}", flush=True)
+    verdicts: list[bool] = []
+    for name in models:
+        benchmark = BENCHMARKS[name]
+        samples = benchmark.sizes["full"].batch_size["cpu"]
+        arrays = parameters.initialise(weights.shapes(twin.build(benchmark, "full")), 0)
+        with tempfile.TemporaryDirectory() as folder:
+            pool = batches.pool(benchmark, "full", samples, 0, Path(folder))
+        training = twin.Training(benchmark, "full", pool, arrays, "fp32", device)
+        found = (
+            jax_loops(benchmark, training, twin, modes, others)
+            if others
+            else pytorch_loops(benchmark, training, twin, modes)
+        )
+        for loops in found:
+            line, holds = (loops, None) if isinstance(loops, str) else compare(loops, seconds)
+            print(f"{name:18} batch {samples}, {line}", flush=True)
+            verdicts += [] if holds is None else [holds]
+    return 0 if verdicts and all(verdicts) else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="The image models beside public ones, in one framework.")
+    parser.add_argument("framework", choices=("jax", "pytorch"), help="run it with this framework's interpreter")
+    parser.add_argument("--others", type=Path, metavar="DIR", help="jax: the folder with the checkouts")
+    parser.add_argument("--model", choices=MODELS, help="this one alone")
+    parser.add_argument("--mode", choices=MODES, help="this one alone")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each comparison; default: 60")
+    arguments = parser.parse_args()
+    if (arguments.framework == "jax") != bool(arguments.others):
+        parser.error("--others belongs to jax, which needs it")
+    chosen = [arguments.model] if arguments.model else list(MODELS)
+    wanted = [arguments.mode] if arguments.mode else list(MODES)
+    sys.exit(main(arguments.framework, chosen, wanted, arguments.others, arguments.seconds))

@@ -1,0 +1,196 @@
+"""What the models are built of. Parameters have the names that ``weights.py`` turns into torchvision's.
+
+None holds weights that mean anything before ``weights.load``. Images are (N, height, width, channels).
+"""
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+_compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
+
+
+@contextlib.contextmanager
+def autocast(dtype: jnp.dtype | None) -> Iterator[None]:
+    """Matrix products, convolutions and attention that are traced inside compute in ``dtype``; None changes nothing.
+
+    What ``torch.autocast`` does on the other side: parameters stay as they are, norms give what they are given or more,
+    and sums take the wider type.
+    """
+    token = _compute_type.set(dtype)
+    try:
+        yield
+    finally:
+        _compute_type.reset(token)
+
+
+def cast(x: jax.Array) -> jax.Array:
+    """``x`` in the type that products are computed in."""
+    dtype = _compute_type.get()
+    return x if dtype is None else x.astype(dtype)
+
+
+def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """``x`` (..., in) times ``kernel`` (in, out), plus ``bias`` (out,)."""
+    return _add(cast(x) @ cast(kernel), bias)
+
+
+def _add(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Broadcast before the cast, so that the bias's gradient is summed in its own type and not in half precision."""
+    return y if bias is None else y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
+
+
+class Linear(nnx.Module):
+    def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
+        self.kernel = nnx.Param(jnp.zeros((inputs, outputs)))
+        self.bias = nnx.Param(jnp.zeros(outputs)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linear(x, self.kernel[...], None if self.bias is None else self.bias[...])
+
+
+class Conv(nnx.Module):
+    """A convolution, padded alike on every side; by default so that stride 1 keeps height and width.
+
+    "SAME" would pad (0, 1) at stride 2.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        padding: int | None = None,
+        groups: int = 1,
+        bias: bool = False,
+    ) -> None:
+        self.kernel = nnx.Param(jnp.zeros((kernel, kernel, inputs // groups, outputs)))
+        self.bias = nnx.Param(jnp.zeros(outputs)) if bias else None
+        self.stride, self.groups = stride, groups
+        self.padding = kernel // 2 if padding is None else padding
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = jax.lax.conv_general_dilated(
+            cast(x),
+            cast(self.kernel[...]),
+            (self.stride, self.stride),
+            [(self.padding, self.padding)] * 2,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=self.groups,
+        )
+        return _add(y, None if self.bias is None else self.bias[...])
+
+
+class BatchNorm(nnx.Module):
+    """Batch norm as ``torch.nn.BatchNorm2d`` defines it; ``momentum`` is the weight of the new value.
+
+    Flax's own differs: its running variance is the biased one (n instead of n - 1), and its variance may be the
+    one-pass E[x²] - E[x]². Statistics are at least float32, the result has the type of the input.
+    """
+
+    def __init__(self, channels: int, momentum: float = 0.1, epsilon: float = 1e-5) -> None:
+        self.weight = nnx.Param(jnp.ones(channels))
+        self.bias = nnx.Param(jnp.zeros(channels))
+        self.running_mean = nnx.BatchStat(jnp.zeros(channels))
+        self.running_var = nnx.BatchStat(jnp.ones(channels))
+        self.momentum, self.epsilon = momentum, epsilon
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        if train:
+            count = x.size // x.shape[-1]
+            mean = wide.mean((0, 1, 2))
+            var = jnp.square(wide - mean).mean((0, 1, 2))
+            self._follow(self.running_mean, mean)
+            self._follow(self.running_var, var * (count / (count - 1)))
+        else:
+            mean, var = self.running_mean[...], self.running_var[...]
+        result = (wide - mean) * (jax.lax.rsqrt(var + self.epsilon) * self.weight[...]) + self.bias[...]
+        return result.astype(x.dtype)
+
+    def _follow(self, running: nnx.BatchStat, value: jax.Array) -> None:
+        running[...] = (1 - self.momentum) * running[...] + self.momentum * value
+
+
+class ConvNorm(nnx.Module):
+    """torchvision's ``Conv2dNormActivation``: convolution "0", batch norm "1", then ``activation``, None for none."""
+
+    def __init__(self, conv: Conv, norm: BatchNorm, activation: Callable[[jax.Array], jax.Array] | None = None) -> None:
+        setattr(self, "0", conv)
+        setattr(self, "1", norm)
+        self.activation = activation
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = getattr(self, "1")(getattr(self, "0")(x), train)
+        return x if self.activation is None else self.activation(x)
+
+
+class SqueezeExcitation(nnx.Module):
+    """torchvision's: each channel times a number in (0, 1) that all channels' means decide (Hu et al. 2017)."""
+
+    def __init__(
+        self,
+        channels: int,
+        squeezed: int,
+        activation: Callable[[jax.Array], jax.Array],
+        scale: Callable[[jax.Array], jax.Array],
+    ) -> None:
+        self.fc1 = Conv(channels, squeezed, 1, bias=True)
+        self.fc2 = Conv(squeezed, channels, 1, bias=True)
+        self.activation, self.scale = activation, scale
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        mean = x.mean((1, 2), keepdims=True)
+        return x * self.scale(self.fc2(self.activation(self.fc1(mean))))
+
+
+class LayerNorm(nnx.Module):
+    """Over the last axis, in at least float32, with the two-pass variance; Flax's own takes the one-pass one."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        self.weight = nnx.Param(jnp.ones(width))
+        self.bias = nnx.Param(jnp.zeros(width))
+        self.epsilon = epsilon
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean = wide.mean(-1, keepdims=True)
+        var = jnp.square(wide - mean).mean(-1, keepdims=True)
+        result = (wide - mean) * jax.lax.rsqrt(var + self.epsilon) * self.weight[...] + self.bias[...]
+        return result.astype(x.dtype)
+
+
+class Embedding(nnx.Module):
+    def __init__(self, count: int, width: int) -> None:
+        self.weight = nnx.Param(jnp.zeros((count, width)))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return self.weight[...][ids]
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, causal: bool = False) -> jax.Array:
+    """Scaled dot-product attention with ``heads`` heads of (N, tokens, width); its softmax is at least float32."""
+    split = [cast(x).reshape(*x.shape[:2], heads, -1) for x in (q, k, v)]
+    # JAX's own always takes the softmax in float32, and has no float16 on a processor.
+    if split[0].dtype in (jnp.float64, jnp.float16):
+        return _plain_attention(*split, causal).reshape(q.shape)
+    return jax.nn.dot_product_attention(*split, is_causal=causal).reshape(q.shape)
+
+
+def _plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
+    """As ``jax.nn.dot_product_attention``: (N, tokens, heads, width of one head)."""
+    scores = jnp.einsum("nqhd,nkhd->nhqk", q / q.shape[-1] ** 0.5, k)
+    scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+    if causal:
+        scores = jnp.where(jnp.tri(q.shape[1], dtype=bool), scores, -jnp.inf)
+    return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores).astype(v.dtype), v)
+
+
+def segment_sum(values: jax.Array, segments: jax.Array, count: int, sorted_segments: bool = False) -> jax.Array:
+    """(count, ...): for each segment the sum of its ``values`` (M, ...); ``segments`` (M,) says which is whose."""
+    return jax.ops.segment_sum(values, segments, count, indices_are_sorted=sorted_segments)

@@ -1,0 +1,55 @@
+"""ResNet of basic blocks (He et al. 2015, arXiv:1512.03385) for 32x32 images, with torchvision's names.
+
+Its stem is the 3x3 convolution of the paper's section 4.2, with no pooling after it; from there on it is ResNet-18.
+"""
+
+import jax
+from flax import nnx
+
+from models._layers import BatchNorm, Conv, Linear
+
+
+def build(layers: tuple[int, int, int, int], width: int, classes: int) -> nnx.Module:
+    """``layers`` blocks per stage, ``width`` channels in the first; maps images (N, H, W, 3) to logits (N, classes).
+
+    It has shapes but no weights until ``weights.load`` has set them.
+    """
+    return nnx.eval_shape(lambda: _ResNet(layers, width, classes))
+
+
+class _BasicBlock(nnx.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        self.conv1, self.bn1 = Conv(inputs, outputs, 3, stride), BatchNorm(outputs)
+        self.conv2, self.bn2 = Conv(outputs, outputs, 3), BatchNorm(outputs)
+        project = stride != 1 or inputs != outputs
+        self.downsample = nnx.List([Conv(inputs, outputs, 1, stride), BatchNorm(outputs)] if project else [])
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        out = nnx.relu(self.bn1(self.conv1(x), train))
+        out = self.bn2(self.conv2(out), train)
+        if self.downsample:
+            conv, norm = self.downsample
+            x = norm(conv(x), train)
+        return nnx.relu(out + x)
+
+
+class _ResNet(nnx.Module):
+    def __init__(self, layers: tuple[int, int, int, int], width: int, classes: int) -> None:
+        self.conv1, self.bn1 = Conv(3, width, 3), BatchNorm(width)
+        inputs, stages = width, []
+        for number, blocks in enumerate(layers):
+            outputs, stage = width * 2**number, []
+            for block in range(blocks):
+                stride = 2 if block == 0 and number > 0 else 1
+                stage.append(_BasicBlock(inputs, outputs, stride))
+                inputs = outputs
+            stages.append(nnx.List(stage))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = Linear(inputs, classes)
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = nnx.relu(self.bn1(self.conv1(x), train))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in stage:
+                x = block(x, train)
+        return self.fc(x.mean((1, 2)))

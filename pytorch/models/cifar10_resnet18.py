@@ -1,0 +1,43 @@
+"""ResNet of basic blocks (He et al. 2015, arXiv:1512.03385) for 32x32 images, of torchvision's blocks.
+
+Its stem is the 3x3 convolution of the paper's section 4.2, with no pooling after it; from there on it is ResNet-18.
+torchvision's own ``ResNet`` has another stem and always 64 channels.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torchvision.models.resnet import BasicBlock
+
+
+def build(layers: tuple[int, int, int, int], width: int, classes: int) -> nn.Module:
+    """``layers`` blocks per stage, ``width`` channels in the first; maps images (N, 3, H, W) to logits (N, classes).
+
+    Its weights mean nothing until ``weights.load`` has set them.
+    """
+    return _ResNet(layers, width, classes)
+
+
+def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential:
+    project = None
+    if stride != 1 or inputs != outputs:
+        project = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+    rest = (BasicBlock(outputs, outputs) for _ in range(blocks - 1))
+    return nn.Sequential(BasicBlock(inputs, outputs, stride, project), *rest)
+
+
+class _ResNet(nn.Module):
+    def __init__(self, layers: tuple[int, int, int, int], width: int, classes: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.layer1 = _stage(width, width, layers[0], stride=1)
+        self.layer2 = _stage(width, 2 * width, layers[1], stride=2)
+        self.layer3 = _stage(2 * width, 4 * width, layers[2], stride=2)
+        self.layer4 = _stage(4 * width, 8 * width, layers[3], stride=2)
+        self.fc = nn.Linear(8 * width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.bn1(self.conv1(x)))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+        return self.fc(x.mean((2, 3)))

@@ -1,0 +1,46 @@
+"""Two graph convolutions (Kipf and Welling 2016, arXiv:1609.02907) that label the nodes of a graph. Dropout is 0."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from models._layers import segment_sum
+
+
+def build(features: int, hidden: int, classes: int) -> nn.Module:
+    """Maps a batch of graphs, as ``duel.measure.batches`` has them, to logits (N, nodes, classes).
+
+    Its weights mean nothing until ``weights.load`` has set them.
+    """
+    return _GCN(features, hidden, classes)
+
+
+class _Convolution(nn.Module):
+    """A linear layer, then for each node the weighted sum over the edges that it receives, then the bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(
+        self, x: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        # The weights are float32 whatever the products are computed in, and so are the sums.
+        messages = weights[:, None] * functional.linear(x, self.weight)[senders]
+        return segment_sum(messages, receivers, len(x)) + self.bias
+
+
+class _GCN(nn.Module):
+    def __init__(self, features: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = _Convolution(features, hidden), _Convolution(hidden, classes)
+
+    def forward(
+        self, nodes: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        # The nodes of all graphs form one axis, and so do the edges.
+        x = nodes.flatten(0, 1)
+        edges = senders.flatten(), receivers.flatten(), weights.flatten()
+        x = functional.relu(self.conv1(x, *edges))
+        return self.conv2(x, *edges).unflatten(0, nodes.shape[:2])

@@ -1,0 +1,79 @@
+"""Graph network (Battaglia et al. 2018, arXiv:1806.01261, algorithm 1) that labels whole graphs.
+
+Sizes as in AlgoPerf's OGBG model (Dahl et al. 2023, arXiv:2306.07179), and what that adds to the paper: a node sees the
+sum of the edges it sends beside those it receives. Dropout is 0.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from models._layers import segment_sum
+
+EPSILON = 1e-6
+
+
+def build(steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> nn.Module:
+    """Maps a batch of graphs, as ``duel.measure.batches`` has them, to logits (N, tasks).
+
+    Its weights mean nothing until ``weights.load`` has set them.
+    """
+    return _GraphNet(steps, width, node_features, edge_features, tasks)
+
+
+class _Update(nn.Module):
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(inputs, width), nn.LayerNorm(width, EPSILON)
+
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        x = self.linear(torch.cat(parts, -1))
+        # Sums over neighbours are sums of what is given here, so they are never in half precision. Without the cast
+        # autocast would give float32 on a GPU and half precision on a processor.
+        return functional.relu(self.norm(x.to(self.norm.weight.dtype)))
+
+
+class _GraphNet(nn.Module):
+    def __init__(self, steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> None:
+        super().__init__()
+        self.node_embedding, self.edge_embedding = nn.Linear(node_features, width), nn.Linear(edge_features, width)
+        given = [tasks] + [width] * (steps - 1)  # globals that each step is given
+        self.edge_updates = nn.ModuleList([_Update(3 * width + more, width) for more in given])
+        self.node_updates = nn.ModuleList([_Update(3 * width + more, width) for more in given])
+        self.global_updates = nn.ModuleList([_Update(2 * width + more, width) for more in given])
+        self.decoder = nn.Linear(width, tasks)
+        self.tasks = tasks
+
+    def forward(
+        self,
+        nodes: torch.Tensor,
+        edges: torch.Tensor,
+        senders: torch.Tensor,
+        receivers: torch.Tensor,
+        node_mask: torch.Tensor,
+        edge_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        # The nodes of all graphs form one axis, and so do the edges.
+        graphs, count = len(nodes), node_mask.numel()
+        senders, receivers = senders.flatten(), receivers.flatten()
+        nodes = self.node_embedding(nodes.flatten(0, 1))
+        edges = self.edge_embedding(edges.flatten(0, 1))
+        context = node_mask.new_zeros(graphs, self.tasks)
+        for update_edges, update_nodes, update_globals in zip(
+            self.edge_updates, self.node_updates, self.global_updates, strict=True
+        ):
+            edges = update_edges(edges, nodes[senders], nodes[receivers], _repeat(context, edge_mask.shape[1]))
+            sent, received = segment_sum(edges, senders, count), segment_sum(edges, receivers, count)
+            nodes = update_nodes(nodes, sent, received, _repeat(context, node_mask.shape[1]))
+            context = update_globals(_sum(nodes, node_mask), _sum(edges, edge_mask), context)
+        return self.decoder(context)
+
+
+def _repeat(context: torch.Tensor, times: int) -> torch.Tensor:
+    """(N * times, ...): what each graph has in ``context`` (N, ...), for each of its nodes or edges."""
+    return context[:, None].expand(-1, times, -1).flatten(0, 1)
+
+
+def _sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(N, ...): for each graph the sum of ``values`` (N * size, ...) over what is no padding in ``mask`` (N, size)."""
+    return (values.unflatten(0, mask.shape) * mask[..., None]).sum(1)

@@ -1,0 +1,124 @@
+"""Sizes of the networks: parameters are the published ones, and the table of FLOPs is what others count."""
+
+import json
+import subprocess
+
+import pytest
+from conftest import ROOT, clean_environment, interpreter
+
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, Images
+
+# In evaluation, one sample. Attention as plain matrix products: the counter does not know every fused kernel.
+COUNT = {
+    "pytorch": """
+import dataclasses, json, sys
+sys.path[:0] = ["pytorch"]
+import numpy, torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+import training
+from duel.catalogue import BENCHMARKS
+from duel.measure import batches
+from pathlib import Path
+torch.backends.mha.set_fastpath_enabled(False)
+found = {}
+for b in BENCHMARKS.values():
+    for size in b.sizes:
+        model = training.build(b, size).eval()
+        batch = batches.pool(dataclasses.replace(b, dataset="synthetic"), size, 1, 0, Path()).batches[0]
+        inputs = [torch.from_numpy(a) if a.dtype.kind == "f" else torch.from_numpy(a).long() for a in batch.inputs]
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model(*inputs)
+        parameters = sum(p.numel() for p in model.parameters())
+        found[f"{b.name} {size}"] = [counter.get_total_flops(), parameters]
+print(json.dumps(found))
+""",
+    "jax": """
+import dataclasses, json, sys
+sys.path[:0] = ["jax"]
+import jax
+from flax import nnx
+import training
+from duel.catalogue import BENCHMARKS
+from duel.measure import batches
+from pathlib import Path
+found = {}
+for b in BENCHMARKS.values():
+    for size in b.sizes:
+        graph, state = nnx.split(training.build(b, size))
+        batch = batches.pool(dataclasses.replace(b, dataset="synthetic"), size, 1, 0, Path()).batches[0]
+        inputs = [a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for a in batch.inputs]
+        step = jax.jit(lambda state, inputs: nnx.merge(graph, state)(*inputs, train=False))
+        parameters = sum(p.size for p in jax.tree.leaves(nnx.state(nnx.merge(graph, state), nnx.Param)))
+        found[f"{b.name} {size}"] = [step.lower(state, inputs).cost_analysis()["flops"], parameters]
+print(json.dumps(found))
+""",
+}
+PUBLISHED = """
+import json, torchvision
+from duel.catalogue import BENCHMARKS
+names = {b.name: b.torchvision for b in BENCHMARKS.values() if b.torchvision}
+metas = {name: torchvision.models.get_model_weights(there)["IMAGENET1K_V1"].meta for name, there in names.items()}
+print(json.dumps({name: [meta["num_params"], meta["_ops"]] for name, meta in metas.items()}))
+"""
+# At full size. The image models' are torchvision's, those of the two small CNNs Subramani et al. 2021's, GPT-2's and
+# BERT-Base's the published checkpoints' (BERT's 109,482,240 and the two-class head); the rest is counted by hand.
+PARAMETERS = {
+    "resnet50": 25_557_032,
+    "vit_b16": 86_567_656,
+    "mobilenet_v3_small": 2_542_856,
+    "efficientnet_b0": 5_288_548,
+    "mnist": 26_010,
+    "cifar10": 605_226,
+    "cifar10_resnet18": 11_173_962,
+    "gpt2": 124_439_808,
+    "bert": 109_482_240 + 2 * 768 + 2,
+    "graphnet": 3_554_176,
+    "gcn": 1433 * 16 + 16 + 16 * 7 + 7,
+}
+
+
+def ask(framework: str, code: str) -> dict[str, list[float]]:
+    command = [interpreter(framework), "-W", "error", "-c", code]
+    done = subprocess.run(
+        command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+TABLE = {f"{b.name} {size}": entry.flops for b in BENCHMARKS.values() for size, entry in b.sizes.items()}
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, dict[str, list[float]]]:
+    """By framework, for "<benchmark> <size>": FLOPs and parameters."""
+    return {framework: ask(framework, code) for framework, code in COUNT.items()}
+
+
+def test_the_table_is_what_torch_counts(counted: dict[str, dict[str, list[float]]]) -> None:
+    assert {name: flops for name, (flops, _) in counted["pytorch"].items()} == TABLE
+
+
+def test_the_table_is_what_xla_counts_but_for_what_xla_counts_otherwise(
+    counted: dict[str, dict[str, list[float]]],
+) -> None:
+    """XLA adds what is done element by element, and leaves out products with a convolution's padding."""
+    assert counted["jax"].keys() == TABLE.keys()
+    for name in BENCHMARKS:
+        ratio = counted["jax"][f"{name} full"][0] / TABLE[f"{name} full"]
+        padded = isinstance(BENCHMARKS[name].sizes["full"].inputs, Images) and name != "vit_b16"
+        assert 0.85 < ratio < 1.07 if padded else 1 <= ratio < 1.02, (name, ratio)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_parameters_are_the_published_ones(counted: dict[str, dict[str, list[float]]], framework: str) -> None:
+    assert {name: counted[framework][f"{name} full"][1] for name in BENCHMARKS} == PARAMETERS
+
+
+def test_parameters_and_flops_are_those_that_torchvision_publishes() -> None:
+    found = ask("pytorch", PUBLISHED)
+    assert len(found) == 4
+    for name, (parameters, multiply_adds) in found.items():
+        assert PARAMETERS[name] == parameters
+        assert TABLE[f"{name} full"] / 2e9 == pytest.approx(multiply_adds, rel=0.01, abs=0.0005), name
