@@ -136,7 +136,8 @@ PUBLIC: dict[str, dict[str, Callable[[Path], Public]]] = {
 def _file(path: Path) -> types.ModuleType:
     """The module in ``path`` alone, without what its package would import."""
     spec = importlib.util.spec_from_file_location(f"public_{path.parent.name}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
@@ -154,7 +155,8 @@ def _linen(model: Any, flag: str) -> Public:
     def apply(parameters: Any, rest: Any, images: Any, train: bool) -> Any:
         changing = list(rest) if train else []
         logits, changed = model.apply({"params": parameters, **rest}, images, **{flag: train}, mutable=changing)
-        return logits, {**rest, **changed}
+        # MobileNetV3's are (N, 1, 1, classes) in efficientnet-jax
+        return logits.reshape(len(images), -1), {**rest, **changed}
 
     return Public(variables["params"], rest, apply)
 
