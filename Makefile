@@ -4,7 +4,7 @@
 # without a framework for main.py. requirements/install.sh makes them.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check envs driver-env jax-env pytorch-env test-env lock golden slurm clean tools
+.PHONY: help run test test-full check envs driver-env jax-env pytorch-env test-env lock golden slurm clean tools
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -33,8 +33,11 @@ help: ## this list
 run: tools driver-env envs ## install what is missing, then ResNet-50 in both frameworks and the table
 	@$(python) main.py --benchmark resnet50 --use_case 1 --wait
 
-test: tools test-env envs ## all tests
+test: tools test-env envs ## all tests but those of 'make test-full'
 	@$(python) -m pytest
+
+test-full: tools test-env envs ## what 'make test' leaves out: proofs at full size (an hour on two cores, 20 GiB)
+	@$(python) -m pytest -m full -n0
 
 check: test-env ## ruff, mypy and the import contracts
 	@$(python) -m ruff check

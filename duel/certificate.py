@@ -22,6 +22,8 @@ VERIFIED = "verified"
 # What makes up a side's function, beside its model.
 TWIN_FILES = ("models/_layers.py", "training.py", "weights.py", "devices.py")
 SHARED_FILES = ("duel/measure/batches.py", "duel/measure/parameters.py")
+# And what the proof is: one that asked less is none for rows of today.
+PROOF_FILES = ("duel/measure/parity.py", "duel/report/parity.py")
 
 
 def path(results: Path, benchmark: str, size: str, device_kind: str) -> Path:
@@ -30,13 +32,13 @@ def path(results: Path, benchmark: str, size: str, device_kind: str) -> Path:
 
 @functools.cache
 def code_sha256(benchmark: str, size: str) -> str:
-    """Of all that decides what both sides compute: their files, what they share, and the size in the catalogue."""
+    """Of all that decides what both sides compute, and of how that is proved; of the size, as the catalogue has it."""
     entry = BENCHMARKS[benchmark]
     digest = hashlib.sha256(repr((entry.loss, entry.sizes[size])).encode())
     for framework in FRAMEWORKS:
         for name in (f"models/{benchmark}.py", *TWIN_FILES):
             digest.update((ROOT / framework / name).read_bytes())
-    for name in SHARED_FILES:
+    for name in (*SHARED_FILES, *PROOF_FILES):
         digest.update((ROOT / name).read_bytes())
     return digest.hexdigest()
 

@@ -30,7 +30,7 @@ def test_the_command_line_is_pinned() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--benchmark", "resnet5", "--use_case", "1"], "unknown benchmark 'resnet5'; valid: resnet50, mnist"),
+        (["--benchmark", "resnet5", "--use_case", "1"], "unknown benchmark 'resnet5'; valid: resnet50, vit_b16, "),
         (["--benchmark", "mnist", "--use_case", "9"], "unknown use case '9'; valid: 1, train_single"),
         (["--benchmark", "mnist", "--use_case", "1", "--framework", "tf"], "invalid choice: 'tf'"),
         (

@@ -88,6 +88,13 @@ def test_both_sides_compute_the_same_and_are_certified(main: Main, checkout: Pat
     assert len((checkout / "results" / "results.csv").read_text().splitlines()) == 1
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_both_sides_compute_the_same_at_full_size(main: Main, benchmark: str) -> None:
+    said = main("validate", "--benchmark", benchmark, "--size", "full", timeout=3600)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
 # A mistake on the JAX side: the benchmark that shows it, the file, what is replaced by what, and how the first check
 # that fails begins.
 MISTAKES = {
