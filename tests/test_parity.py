@@ -317,6 +317,7 @@ def example() -> Arrays:
         "fp32/layers/fc": logits,
         "fp32/gradients/fc.weight": generator.standard_normal((10, 5)),
         "fp32/sensitivity/fc.weight": np.array(0.0),
+        "fp32/sensitivity/losses": np.array(0.0),
         "fp32/sgd losses": generator.uniform(1, 2, STEPS),
         "fp32/shifted logits": logits,
         "bf16/error/logits": np.array(1e-3),
@@ -355,12 +356,15 @@ def test_a_deviation_beyond_its_bound_is_named_and_one_within_is_not(name: str) 
             assert found == ([label] if factor > 1 else [])
 
 
-def test_a_float32_gradient_may_move_as_rounding_moves_it_and_no_further() -> None:
+@pytest.mark.parametrize("name", ["gradients/fc.weight", "sgd losses"])
+def test_what_is_float32_may_move_as_rounding_moves_it_and_no_further(name: str) -> None:
     right = example()
-    gradient = right["fp32/gradients/fc.weight"]
-    moved = right | {"fp32/sensitivity/fc.weight": np.array(1e-3 * np.linalg.norm(gradient))}
+    array = right[f"fp32/{name}"]
+    moves = {"gradients/fc.weight": ("fc.weight", np.linalg.norm(array)), "sgd losses": ("losses", 1.0)}
+    what, scale = moves[name]
+    moved = right | {f"fp32/sensitivity/{what}": np.array(1e-3 * scale)}
     for factor, count in ((1.8, 0), (2.2, 1)):
-        wrong = right | {"fp32/gradients/fc.weight": gradient * (1 + factor * 1e-3)}
+        wrong = right | {f"fp32/{name}": array * (1 + factor * 1e-3)}
         assert len(failures(wrong, right)) == 1
         assert len(failures(wrong, moved)) == len(failures(moved | wrong, moved)) == count
 

@@ -63,7 +63,7 @@ def prove(
     fp32/shifted logits                    of images far from zero, with the batch's own statistics and kernels that
                                            have but their middle
     fp32/sensitivity/<parameter>           ‖difference‖ by which its gradient moves where all weights are moved by as
-                                           much as rounding moves values
+                                           much as rounding moves values; for "losses" the largest relative difference
     <precision>/error/<quantity>           bf16, fp16, tf32: distance from this side's own float64 result, relative to
                                            it, of the logits, the train logits and all gradients together; of a tiny
                                            network the median over several batches
@@ -122,15 +122,17 @@ def prove(
             if images:
                 work.load({name: _middle(array) for name, array in arrays.items()})
                 found["fp32/shifted logits"] = _thinned(work.gradients(batches.POOL_BATCHES)[1])
-            moves = _sensitivity(work, arrays, gradients, seed)
-            found |= {f"fp32/sensitivity/{name}": np.array(distance) for name, distance in moves.items()}
+            work.load(arrays)
         for optimizer in recipes if precision == "float64" else ("sgd",):
             work = work if optimizer == "sgd" else start(optimizer, precision)
             work.compile()
-            losses = [work.loss(work.step(index % batches.POOL_BATCHES)) for index in range(STEPS)]
-            found[f"{precision}/{optimizer} losses"] = np.array(losses)
+            losses = _losses(work)
+            found[f"{precision}/{optimizer} losses"] = losses
             if precision == "float64":
                 found |= {f"float64/{optimizer} after/{name}": array for name, array in work.export().items()}
+            else:
+                moves = _sensitivity(work, arrays, gradients, losses, seed)
+                found |= {f"fp32/sensitivity/{name}": np.array(distance) for name, distance in moves.items()}
     return found
 
 
@@ -155,11 +157,19 @@ def _results(work: Any, index: int) -> dict[str, list[npt.NDArray[Any]]]:
     return {"logits": [work.layers(index)[""]], "train logits": [logits], "gradients": list(gradients.values())}
 
 
+def _losses(work: Any) -> npt.NDArray[np.float64]:
+    """Those of ``STEPS`` steps from where ``work`` is."""
+    return np.array([work.loss(work.step(index % batches.POOL_BATCHES)) for index in range(STEPS)])
+
+
 def _sensitivity(
-    work: Any, arrays: parameters.Arrays, gradients: Mapping[str, npt.NDArray[Any]], seed: int
+    work: Any, arrays: parameters.Arrays, gradients: Mapping[str, npt.NDArray[Any]], losses: Any, seed: int
 ) -> dict[str, float]:
-    """By parameter, the largest ‖difference‖ of its gradient from ``gradients`` where all of ``arrays`` are moved."""
-    found = dict.fromkeys(gradients, 0.0)
+    """How far results move where all of ``arrays`` are moved by a rounding: the largest of some trials.
+
+    By parameter ‖difference‖ from ``gradients``; for "losses" the largest relative difference from ``losses``.
+    """
+    found = dict.fromkeys([*gradients, "losses"], 0.0)
     generator = np.random.default_rng(seed)
     for _ in range(TRIALS):
         # drawn in the order of the names, which is not the same on both sides
@@ -167,7 +177,7 @@ def _sensitivity(
         work.load({name: (arrays[name] * factors[name]).astype(np.float32) for name in arrays})
         for name, moved in work.gradients(0)[2].items():
             found[name] = max(found[name], float(np.linalg.norm((moved - gradients[name]).astype(np.float64))))
-    work.load(arrays)
+        found["losses"] = max(found["losses"], float(np.max(np.abs(_losses(work) / losses - 1))))
     return found
 
 

@@ -33,7 +33,8 @@ ZERO_GRADIENT = {
     "float64": float(np.finfo(np.float64).eps) / GRADIENTS["float64"],
     "fp32": float(np.finfo(np.float32).eps) / GRADIENTS["fp32"],
 }
-# Largest relative difference of the losses of the optimizer's steps.
+# Largest relative difference of the losses of the optimizer's steps; in float32 TIMES what that rounding does to them,
+# where it is more.
 LOSSES = {"float64": 1e-9, "fp32": 1e-4}
 # Per tensor after the steps, ‖difference‖ / ‖tensor‖: SGD's parameters, and running statistics.
 AFTER = 1e-9
@@ -172,9 +173,10 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
             found.append(Deviation(check, what, error, AFTER_ADAMW))
         else:
             error, bound = _compared(check, first[name], second[name], whole)
-            if check == "fp32 gradients":
-                scale = _gradient_scale(first[name], second[name], ZERO_GRADIENT["fp32"] * whole["fp32"])
-                moves = max(float(side.get(f"fp32/sensitivity/{what}", 0.0)) for side in (first, second))
+            if check in ("fp32 gradients", "fp32 sgd losses"):
+                moves = max(float(side.get(f"fp32/sensitivity/{what or 'losses'}", 0.0)) for side in (first, second))
+                least = ZERO_GRADIENT["fp32"] * whole["fp32"]
+                scale = _gradient_scale(first[name], second[name], least) if what else 1.0
                 bound = max(bound, TIMES * _ratio(moves, scale))
             found.append(Deviation(check, what, error, bound))
     return found
