@@ -80,7 +80,7 @@ def test_both_sides_compute_the_same_and_are_certified(main: Main, checkout: Pat
     for optimizer in ("sgd", "adamw"):
         assert checks[f"float64 {optimizer} after"]["compared"] == len(parameters)
         assert 0 < checks[f"float64 {optimizer} after"]["error"]
-    assert checks["bf16 error"]["compared"] == checks["fp16 error"]["compared"] == 3
+    assert checks["bf16 error"]["compared"] == checks["fp16 error"]["compared"] == 2
     assert ("fp32 shifted logits" in checks) == hasattr(BENCHMARKS[benchmark].sizes["tiny"].inputs, "height")
     assert layers["logits"][0] == BENCHMARKS[benchmark].sizes["tiny"].batch_size["cpu"]
     # What was compared is not kept, and is no measurement.
@@ -188,7 +188,14 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+# Those that the others cover nearly, or that take longest, are for 'make test-full'.
+SELDOM = (
+    *("epsilon of a layer norm", "biased running variance", "decay before AdamW", "order of flattening"),
+    *("missing mask of labels", "attention that is not causal", "matrix products of half precision in float32"),
+)
+
+
+@pytest.mark.parametrize("mistake", [pytest.param(m, marks=pytest.mark.full) if m in SELDOM else m for m in MISTAKES])
 def test_a_mistake_on_one_side_fails_and_is_named(tmp_path: Path, right: Callable[[str], Arrays], mistake: str) -> None:
     benchmark, file, edits, name = MISTAKES[mistake]
     root = copy_of_code(tmp_path)

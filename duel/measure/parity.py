@@ -65,8 +65,7 @@ def prove(
     fp32/sensitivity/<parameter>           ‖difference‖ by which its gradient moves where all weights are moved by as
                                            much as rounding moves values; for "losses" the largest relative difference
     <precision>/error/<quantity>           bf16, fp16, tf32: distance from this side's own float64 result, relative to
-                                           it, of the logits, the train logits and all gradients together; of a tiny
-                                           network the median over several batches
+                                           it, of the logits and of all gradients together, the median over batches
     =====================================  =========================================================================
     """
     benchmark = dataclasses.replace(benchmark, dataset=datasets.SYNTHETIC)
@@ -95,18 +94,20 @@ def prove(
         changed = dataclasses.replace(benchmark, optimizer=recipes[optimizer])
         return twin.Training(changed, size, pool, arrays, precision, device)
 
-    # Where a network is small, a single kink (see ``duel.report.parity``) that half precision crosses outweighs all
-    # rounding of its batch: so the median of several.
-    several = range(batches.POOL_BATCHES if size == "tiny" else 1)
-    exact: list[dict[str, list[npt.NDArray[Any]]]] = []
+    # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed outweighs
+    # all rounding of its batch: so the median of several. At full size one batch has gradients enough.
+    several = range(batches.POOL_BATCHES)
+    some = several if size == "tiny" else range(1)
+    exact_logits: list[npt.NDArray[Any]] = []
+    exact_gradients: list[dict[str, npt.NDArray[Any]]] = []
     others = [p.name for p in PRECISIONS.values() if device.kind in p.device_kinds and p.name != "fp32"]
     for precision in ("float64", "fp32", *others):
         say(f"computing in {precision}")
         work = start("sgd", precision)
         if precision in others:
-            results = [_results(work, index) for index in several]
-            for name in results[0]:
-                distances = [_distance(results[index][name], exact[index][name]) for index in several]
+            logits_off = [_distance({"": work.layers(i)[""]}, {"": exact_logits[i]}) for i in several]
+            gradients_off = [_distance(work.gradients(i)[2], exact_gradients[i]) for i in some]
+            for name, distances in {"logits": logits_off, "gradients": gradients_off}.items():
                 found[f"{precision}/error/{name}"] = np.array(statistics.median(distances))
             continue
         layers = {name or "logits": array for name, array in work.layers(0).items()}
@@ -115,7 +116,8 @@ def prove(
         found |= {f"{precision}/train logits": _thinned(logits), f"{precision}/loss": np.array(loss)}
         found |= {f"{precision}/gradients/{name}": array for name, array in gradients.items()}
         if precision == "float64":
-            exact = [_results(work, index) for index in several]
+            exact_logits = [work.layers(index)[""] for index in several]
+            exact_gradients = [work.gradients(index)[2] for index in some]
             outputs = {name: array.shape for name, array in layers.items()}
             found["shapes"] = _text(json.dumps({"parameters": shapes, "layers": outputs}))
         else:
@@ -151,12 +153,6 @@ def _middle(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return kept
 
 
-def _results(work: Any, index: int) -> dict[str, list[npt.NDArray[Any]]]:
-    """The logits, the train logits and the gradients of batch ``index``."""
-    _, logits, gradients = work.gradients(index)
-    return {"logits": [work.layers(index)[""]], "train logits": [logits], "gradients": list(gradients.values())}
-
-
 def _losses(work: Any) -> npt.NDArray[np.float64]:
     """Those of ``STEPS`` steps from where ``work`` is."""
     return np.array([work.loss(work.step(index % batches.POOL_BATCHES)) for index in range(STEPS)])
@@ -187,10 +183,10 @@ def _thinned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.reshape(-1)[np.arange(MOST_ELEMENTS) * array.size // MOST_ELEMENTS]
 
 
-def _distance(values: list[npt.NDArray[Any]], exact: list[npt.NDArray[Any]]) -> float:
+def _distance(values: Mapping[str, npt.NDArray[Any]], exact: Mapping[str, npt.NDArray[Any]]) -> float:
     """‖values - exact‖ / ‖exact‖ over all arrays together."""
-    difference = sum(float(np.square(a.astype(np.float64) - b).sum()) for a, b in zip(values, exact, strict=True))
-    return math.sqrt(difference / sum(float(np.square(b).sum()) for b in exact))
+    difference = sum(float(np.square(values[name].astype(np.float64) - exact[name]).sum()) for name in exact)
+    return math.sqrt(difference / sum(float(np.square(array).sum()) for array in exact.values()))
 
 
 def _text(text: str) -> npt.NDArray[Any]:
