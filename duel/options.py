@@ -21,7 +21,8 @@ def benchmark_name(text: str) -> str:
 
 def benchmark_names(text: str) -> tuple[str, ...]:
     """One benchmark, or all of them for "all"."""
-    return tuple(BENCHMARKS) if text == "all" else (benchmark_name(text),)
+    name = _one_of("benchmark", ALIASES.get(text, text), (*BENCHMARKS, *ALIASES, "all"))
+    return tuple(BENCHMARKS) if name == "all" else (name,)
 
 
 def use_case_number(text: str) -> int:

@@ -52,6 +52,12 @@ def test_the_command_line_is_pinned() -> None:
         (["logs", "nothing"], "no run 'nothing'"),
         (["cancel", "../../etc"], "no run '../../etc'"),
         (["launch"], "invalid choice: 'launch'"),
+        (["validate"], "the following arguments are required: --benchmark"),
+        (["validate", "--benchmark", "gpt"], "graphnet, gcn, vit_base, nlp, gnn, all"),
+        (["validate", "--benchmark", "nlp", "--size", "huge"], "invalid choice: 'huge'"),
+        (["validate", "--benchmark", "nlp", "--target", "h2000"], "unknown target 'h2000'"),
+        (["validate", "--benchmark", "nlp", "--weights", "none.pth"], "--weights none.pth: there is no such file"),
+        (["--benchmark", "nlp", "--use_case", "validate"], "'main.py validate --benchmark NAME' does both"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_named_and_nothing_is_started(
