@@ -23,6 +23,7 @@ from duel.measure import batches, parameters
 from duel.measure.device import Device
 
 MOST_TOKENS = 128  # of a sequence
+LARGE = 4_000_000  # parameters
 # Activations beyond this are compared at this many evenly spaced elements.
 MOST_ELEMENTS = 2**20
 # Images of mean 100 and standard deviation 0.1: in float32 E[x²] - E[x]² has few digits left there. Kernels that take
@@ -95,9 +96,9 @@ def prove(
         return twin.Training(changed, size, pool, arrays, precision, device)
 
     # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed outweighs
-    # all rounding of its batch: so the median of several. At full size one batch has gradients enough.
+    # all rounding of its batch: so the median of several. A large one has gradients enough in one batch.
     several = range(batches.POOL_BATCHES)
-    some = several if size == "tiny" else range(1)
+    some = several if size == "tiny" or sum(map(math.prod, shapes.values())) < LARGE else range(1)
     exact_logits: list[npt.NDArray[Any]] = []
     exact_gradients: list[dict[str, npt.NDArray[Any]]] = []
     others = [p.name for p in PRECISIONS.values() if device.kind in p.device_kinds and p.name != "fp32"]
