@@ -363,7 +363,7 @@ def main(framework: str, models: list[str], modes: list[str], others: Path | Non
         for loops in found:
             line, holds = (loops, None) if isinstance(loops, str) else compare(loops, seconds)
             print(f"{name:18} batch {samples}, {line}", flush=True)
-            verdicts += [] if holds is None else [holds]
+            verdicts.append(holds is True)  # what could not be compared holds nothing
     return 0 if verdicts and all(verdicts) else 1
 
 
