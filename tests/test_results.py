@@ -52,6 +52,16 @@ def test_the_cell_is_what_makes_rows_repeats_of_each_other() -> None:
         assert (other.pair == row.pair) == (name == "framework")
 
 
+def test_runs_come_oldest_first_within_one_second_too(results: Results) -> None:
+    """A second attempt may fail, and be followed by a third, in the second in which it began."""
+    made = []
+    for _ in range(20):
+        made.append(new_run(results).id)
+        time.sleep(1 / 128)
+    assert [run.id for run in results.runs()] == made
+    assert [row.run_id for row in results.merge()] == made
+
+
 texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1)
 
 
