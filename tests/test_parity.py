@@ -323,8 +323,8 @@ def example() -> Arrays:
         "float64/adamw after/fc.weight": generator.standard_normal((10, 5)),
         "fp32/layers/fc": logits,
         "fp32/gradients/fc.weight": generator.standard_normal((10, 5)),
-        "fp32/sensitivity/fc.weight": np.array(0.0),
-        "fp32/sensitivity/losses": np.array(0.0),
+        "float64/sensitivity/fc.weight": np.array(1e-7),
+        "float64/sensitivity/losses": np.array(1e-7),
         "fp32/sgd losses": generator.uniform(1, 2, STEPS),
         "fp32/shifted logits": logits,
         "bf16/error/logits": np.array(1e-3),
@@ -342,6 +342,8 @@ SCALES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         a, ZERO_GRADIENT["float64"] * np.linalg.norm(example()["float64/gradients/fc.weight"]) / np.sqrt(a.size)
     ),
     "float64/adamw after/fc.weight": lambda a: np.full_like(a, RATE * STEPS),
+    "float64/sensitivity/fc.weight": lambda _: np.linalg.norm(example()["float64/gradients/fc.weight"]),
+    "float64/sensitivity/losses": lambda _: np.array(1.0),
     "fp32/layers/fc": lambda a: np.full_like(a, np.abs(a).max()),
     "fp32/shifted logits": lambda a: np.full_like(a, np.abs(a).max()),
 }
@@ -350,8 +352,6 @@ SCALES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("name", [name for name, array in example().items() if array.dtype.kind == "f"])
 def test_a_deviation_beyond_its_bound_is_named_and_one_within_is_not(name: str) -> None:
     right = example()
-    if name.startswith("fp32/sensitivity"):
-        return
     known = {f"{d.check} {d.name}".strip(): d.bound for d in deviations(right, right, RATE)}
     label = name.replace("/", " ")
     bound = known[label] - (1 if name.startswith("bf16/error") else 0)  # a ratio of errors: equal ones are 1 apart
@@ -369,14 +369,22 @@ def test_what_is_float32_may_move_as_rounding_moves_it_and_no_further(name: str)
     array = right[f"fp32/{name}"]
     moves = {"gradients/fc.weight": ("fc.weight", np.linalg.norm(array)), "sgd losses": ("losses", 1.0)}
     what, scale = moves[name]
-    moved = right | {f"fp32/sensitivity/{what}": np.array(1e-3 * scale)}
+    sensitivity = f"float64/sensitivity/{what}"
+    moves_much = {sensitivity: np.array(1e-3 * scale)}
     for factor, count in ((1.8, 0), (2.2, 1)):
         wrong = right | {f"fp32/{name}": array * (1 + factor * 1e-3)}
-        assert len(failures(wrong, right)) == 1
-        assert len(failures(wrong, moved)) == len(failures(moved | wrong, moved)) == count
+        assert [str(d).partition(":")[0] for d in failures(wrong, right)] == [f"fp32 {name.replace('/', ' ')}"]
+        assert len(failures(wrong | moves_much, right | moves_much)) == count
+        # One side alone that says so widens nothing, be it noise or no number at all.
+        for said in (moves_much, {sensitivity: np.array(np.nan)}, {sensitivity: np.array(np.inf)}):
+            for pair in ((wrong | said, right), (wrong, right | said)):
+                names = {f"{d.check} {d.name}".strip() for d in failures(*pair)}
+                assert names == {sensitivity.replace("/", " "), f"fp32 {name.replace('/', ' ')}"}
+    no_number = {sensitivity: np.array(np.nan)}
+    assert failures(right | no_number, right | no_number)
 
 
-@pytest.mark.parametrize("name", [name for name in example() if name != "shapes" and "sensitivity" not in name])
+@pytest.mark.parametrize("name", [name for name in example() if name != "shapes"])
 def test_what_cannot_be_compared_is_a_failure(name: str) -> None:
     right = example()
     without = {other: array for other, array in right.items() if other != name}

@@ -24,7 +24,8 @@ VALUES = {"float64": 1e-10, "fp32": 1e-5}
 # Per tensor ‖difference‖ / max(‖tensor‖, ZERO_GRADIENT ‖whole gradient‖). The floor is for a tensor whose true gradient
 # is zero, where a plain relative error means nothing: less than one rounding of the whole gradient is no difference.
 #
-# In float32 it is TIMES what moving the weights by a rounding does to it, where that is more. A gradient jumps where
+# In float32 it is TIMES what moving the weights by a rounding does to it in float64, where that is more: a property of
+# the function, on which both sides must agree, so that no side's own noise widens its bound. A gradient jumps where
 # the input of a ReLU, a max pool or a hard swish crosses a kink; among the millions of activations of a large model
 # some lie so close to one that rounding decides, on each side at random, and a gradient then moves by as much as 1e-2
 # although all layers agree. float64, which rounds 1e9 times finer, holds to its bound without exception.
@@ -71,7 +72,7 @@ class Deviation:
 
     @property
     def accepted(self) -> bool:
-        return self.error <= self.bound  # a NaN is not accepted
+        return self.error <= self.bound and self.error < math.inf  # nor is a NaN accepted
 
     def __str__(self) -> str:
         what = f"{self.check} {self.name}".strip()
@@ -154,10 +155,11 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
     shapes = [json.loads(str(side["shapes"])) for side in (first, second)]
     common = [name for name in shapes[1]["layers"] if name in shapes[0]["layers"]]
     skipped = {f"{p}/layers/{name}" for p in VALUES for s in shapes for name in s["layers"] if name not in common}
+    skipped |= {"shapes", "versions"}
     whole = {precision: min(_whole_gradient(side, precision) for side in (first, second)) for precision in GRADIENTS}
     found = [*_structure(shapes[0], shapes[1], common)]
     for name in [*second, *(name for name in first if name not in second)]:
-        if name in ("shapes", "versions") or name in skipped or name.startswith("fp32/sensitivity/"):
+        if name in skipped:
             continue
         check, _, what = name.rpartition("/") if name.count("/") == 2 else (name, "", "")
         check = check.replace("/", " ")
@@ -171,10 +173,17 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
             there = _has_gradient(first[f"float64/gradients/{what}"], whole["float64"])
             error = _largest((first[name] - second[name])[there]) / (learning_rate * STEPS)
             found.append(Deviation(check, what, error, AFTER_ADAMW))
+        elif check == "float64 sensitivity":
+            scale, bound = 1.0, LOSSES["float64"]
+            if (gradient := f"float64/gradients/{what}") in second and gradient in first:
+                least = ZERO_GRADIENT["float64"] * whole["float64"]
+                scale, bound = _gradient_scale(first[gradient], second[gradient], least), GRADIENTS["float64"]
+            found.append(Deviation(check, what, _ratio(abs(float(first[name] - second[name])), scale), bound))
         else:
             error, bound = _compared(check, first[name], second[name], whole)
             if check in ("fp32 gradients", "fp32 sgd losses"):
-                moves = max(float(side.get(f"fp32/sensitivity/{what or 'losses'}", 0.0)) for side in (first, second))
+                moved = f"float64/sensitivity/{what or 'losses'}"
+                moves = min(float(np.min(side.get(moved, np.zeros(1)))) for side in (first, second))
                 least = ZERO_GRADIENT["fp32"] * whole["fp32"]
                 scale = _gradient_scale(first[name], second[name], least) if what else 1.0
                 bound = max(bound, TIMES * _ratio(moves, scale))
