@@ -182,7 +182,7 @@ MISTAKES = {
     "matrix products of half precision in float32": (
         "mnist",
         "models/_layers.py",
-        [("cast(x) @ cast(kernel)", "(x.astype(jnp.bfloat16) @ kernel.astype(jnp.bfloat16)).astype(x.dtype)")],
+        [("rows @ cast(kernel)", "(rows.astype(jnp.bfloat16) @ kernel.astype(jnp.bfloat16)).astype(x.dtype)")],
         "float64 layers fc1:",
     ),
 }
