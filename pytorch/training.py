@@ -135,7 +135,7 @@ class Training:
     def _backward(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss, logits); the gradients are left in the parameters' ``grad``."""
         self._optimizer.zero_grad(set_to_none=True)
-        logits = self._forward(inputs)
+        logits = self._forward(inputs, train=True)
         loss = self._loss(logits, labels)
         if self._loss_scale == 1:
             loss.backward()
@@ -147,13 +147,12 @@ class Training:
     @torch.no_grad()
     def _evaluate(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Logits with the running statistics."""
-        self._model.eval()
-        logits = self._forward(inputs)
-        self._model.train()
-        return logits
+        return self._forward(inputs, train=False)
 
-    def _forward(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def _forward(self, inputs: tuple[torch.Tensor, ...], train: bool) -> torch.Tensor:
         """Logits in full precision."""
+        if self._model.training != train:  # it walks all modules, which a small network notices
+            self._model.train(train)
         with self._compute:
             logits = self._model(*inputs)
         return logits.to(self._dtype)
