@@ -18,7 +18,7 @@ the twins compute what PyTorch does.
 
 Both sides are compiled ahead and warmed up; blocks alternate in the order A B B A. The ratio is exp(mean log ratio of
 the pairs) with its 95 % t interval; above 1 the twin is slower, and the upper bound must be at most 1.05. One that
-cannot run with the installed packages is named with the reason. Exit code 1 if a bound is exceeded, or nothing ran.
+cannot run with the installed packages is named with the reason. Exit code 1 if a bound is exceeded, or one did not run.
 """
 
 import argparse
