@@ -37,7 +37,7 @@ test: tools test-env envs ## all tests but those of 'make test-full'
 	@$(python) -m pytest
 
 test-full: tools test-env envs ## what 'make test' leaves out: proofs at full size (an hour on two cores, 20 GiB)
-	@$(python) -m pytest -m full -n0
+	@$(python) -m pytest -m full -n0 -raP
 
 check: test-env ## ruff, mypy and the import contracts
 	@$(python) -m ruff check

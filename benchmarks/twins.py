@@ -198,6 +198,7 @@ def jax_loops(benchmark: Any, training: Any, twin: Any, modes: list[str], folder
     def twin_training(steps: int) -> float:
         return _stepping(training, steps)
 
+    optimizer = twin._optimizer(benchmark.optimizer)
     for name, build in PUBLIC[benchmark.name].items():
         try:
             public = build(folder)
@@ -205,7 +206,7 @@ def jax_loops(benchmark: Any, training: Any, twin: Any, modes: list[str], folder
             assert ours == theirs, f"another network: {theirs} parameters, the twin has {ours}"
             for mode in modes:
                 loop = (_public_evaluation if mode == "evaluation" else _public_training)(
-                    public, batches, twin._optimizer(benchmark.optimizer), jax, optax
+                    public, batches, optimizer, jax, optax
                 )
                 yield Loops(name, mode, {"evaluation": twin_evaluation, "training": twin_training}[mode], loop)
         except Exception as error:  # whatever another's code raises is the reason that it cannot run

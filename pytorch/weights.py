@@ -143,8 +143,10 @@ def _fault(file: Path, error: Exception) -> str:
         return f"holds code ({code[1]}), which is not executed"
     with open(file, "rb") as opened:
         begins = opened.read(2)
-    alike = begins == b"PK" or begins[:1] == b"\x80"  # an archive, or an older checkpoint's pickle
-    return "is truncated, damaged or of another kind" if alike else "is no checkpoint of PyTorch"
+    if not (begins == b"PK" or begins[:1] == b"\x80"):  # neither an archive nor an older checkpoint's pickle
+        return "is no checkpoint of PyTorch"
+    words = str(error).partition("\n")[0] or type(error).__name__  # it may be the machine and not the file
+    return f"could not be read ({words}): truncated, damaged or of another kind"
 
 
 def _with_names_of_now(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -212,13 +212,13 @@ class Code:
     [
         (
             "truncated.pth",
-            "is truncated, damaged or of another kind; valid is what torch.save(model.state_dict(), FILE) writes",
+            "truncated, damaged or of another kind; valid is what torch.save(model.state_dict(), FILE) writes",
         ),
-        ("shortened.pth", "is truncated, damaged or of another kind; valid"),
+        ("shortened.pth", "truncated, damaged or of another kind; valid"),
         ("text.pth", "is no checkpoint of PyTorch; valid"),
         ("empty.pth", "is no checkpoint of PyTorch; valid"),
         ("code.pth", "mkdir), which is not executed; valid"),
-        ("newer code.pth", "is truncated, damaged or of another kind; valid"),
+        ("newer code.pth", "truncated, damaged or of another kind; valid"),
         ("module.pth", "holds code (torchvision.models.vision_transformer.VisionTransformer), which is not executed"),
         ("list.pth", "holds no dict of tensors, but list; valid"),
         ("mixed.pth", "holds no dict of tensors: 'epoch' is int; valid"),
