@@ -356,6 +356,8 @@ def test_a_run_that_goes_on_is_uploaded_again_and_nothing_twice(server: Server, 
 def test_a_killed_run_is_uploaded_as_far_as_it_got(server: Server, sync: Sync, tmp_path: Path) -> None:
     with Job(tmp_path, server.url, WANDB_MODE="offline") as job:
         job.log(0, 500)
+        (file,) = job.run.folder.glob("wandb/offline-run-*/*.wandb")
+        grown(file, 0)  # what wandb was given a moment ago may not have reached its own process yet
         job.process.kill()
         job.process.wait()
         job.run.write_status(state=FINISHED)
