@@ -158,7 +158,7 @@ MISTAKES = {
     "one-pass variance": (
         "cifar10_resnet18",
         "models/_layers.py",
-        [("jnp.square(wide - mean).mean(0)", "jnp.square(wide).mean(0) - jnp.square(mean)")],
+        [("jnp.square(wide - mean).mean((0, 1, 2))", "jnp.square(wide).mean((0, 1, 2)) - jnp.square(mean)")],
         "fp32 shifted logits:",
     ),
     "missing residual": (

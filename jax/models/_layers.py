@@ -104,18 +104,18 @@ class BatchNorm(nnx.Module):
         self.momentum, self.epsilon = momentum, epsilon
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        # as one matrix, which XLA's CPU compiler turns into the faster step
-        wide = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if train:
-            count = len(wide)
-            mean = wide.mean(0)
-            var = jnp.square(wide - mean).mean(0)
+            count = x.size // x.shape[-1]
+            mean = wide.mean((0, 1, 2))
+            var = jnp.square(wide - mean).mean((0, 1, 2))
             self._follow(self.running_mean, mean)
             self._follow(self.running_var, var * (count / (count - 1)))
         else:
             mean, var = self.running_mean[...], self.running_var[...]
-        result = (wide - mean) * (jax.lax.rsqrt(var + self.epsilon) * self.weight[...]) + self.bias[...]
-        return result.astype(x.dtype).reshape(x.shape)
+        # One product and one sum for each value, as PyTorch's CPU kernel has it: XLA does not put them together itself.
+        scale = jax.lax.rsqrt(var + self.epsilon) * self.weight[...]
+        return (wide * scale + (self.bias[...] - mean * scale)).astype(x.dtype)
 
     def _follow(self, running: nnx.BatchStat, value: jax.Array) -> None:
         running[...] = (1 - self.momentum) * running[...] + self.momentum * value
