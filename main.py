@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duel.catalogue import FRAMEWORKS, PRESETS, VALIDATE
+from duel.catalogue import FRAMEWORKS, INFERENCE, PRESETS, VALIDATE
 from duel.errors import UserError
 from duel.options import add_options, add_selection, benchmark_names, has_selection, target_name, weights_source
 
@@ -91,6 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
             case None:
                 if args.benchmark is None or args.use_case is None:
                     parser.error("--benchmark and --use_case are needed, or a command; see --help")
+                if args.batch_sizes and args.use_case != INFERENCE:
+                    parser.error(f"--batch_sizes: only use case {INFERENCE}, inference, takes several")
                 if args.use_case == VALIDATE:
                     parser.error("a validation is compared, too: 'main.py validate --benchmark NAME' does both")
                 return submit(args, results)
@@ -151,7 +153,11 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
         size = PRESETS[args.preset].size
         weights = pretrained.resolve(args.weights, args.benchmark, size, name, target, results)
     jobs = [
-        Job(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name, weights=weights)
+        Job(
+            *(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name),
+            weights=weights,
+            batch_sizes=args.batch_sizes,
+        )
         for framework in frameworks
     ]
     if args.dry_run:

@@ -28,7 +28,7 @@ BOUND = 1.01
 
 def bare_jax(training: Any) -> Callable[[int], float]:
     def run(steps: int) -> float:
-        state, batches, train = training._state, training._batches, training._train
+        state, batches, train = training._state, training._batches, training._program
         start = time.perf_counter()
         for index in range(steps):
             state, loss = train(state, *batches[index % len(batches)])
@@ -63,6 +63,7 @@ def main(framework: str) -> int:
     from scipy import stats
 
     import devices
+    import network
     import training as twin
     import weights
     from duel.catalogue import BENCHMARKS, Preset
@@ -71,7 +72,7 @@ def main(framework: str) -> int:
 
     device = devices.select("cpu")
     benchmark = BENCHMARKS["mnist"]
-    arrays = parameters.initialise(weights.shapes(twin.build(benchmark, "full")), 0)
+    arrays = parameters.initialise(weights.shapes(network.build(benchmark, "full")), 0)
     with tempfile.TemporaryDirectory() as folder:
         pool = batches.pool(benchmark, "full", BATCH_SIZE, 0, Path(folder))
         training = twin.Training(benchmark, "full", pool, arrays, "fp32", device)
@@ -82,8 +83,8 @@ def main(framework: str) -> int:
         one_block = Preset("", "", "full", 0, 0.0, steps, 1, 0.0, 1.0, 1)
 
         def harness() -> float:
-            (block,) = timing.time_blocks(training, one_block, 0, steps)
-            emit("block", row=0, step=block.steps, loss=block.loss)
+            ((block, loss),) = timing.time_blocks(training, one_block, 0, steps)
+            emit("block", row=0, step=block.steps, loss=training.loss(loss))
             return block.seconds
 
         loops = {"harness": harness, "bare": lambda: bare(steps)}

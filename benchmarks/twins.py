@@ -191,7 +191,7 @@ def jax_loops(benchmark: Any, training: Any, twin: Any, modes: list[str], folder
         parameters, statistics, _ = training._state
         start = time.perf_counter()
         for index in range(steps):
-            logits, _ = evaluate(parameters, statistics, batches[index % len(batches)][0])
+            logits = evaluate(parameters, statistics, batches[index % len(batches)][0])
         logits.block_until_ready()
         return time.perf_counter() - start
 
@@ -340,6 +340,7 @@ def main(framework: str, models: list[str], modes: list[str], others: Path | Non
     sys.path.insert(0, str(ROOT / framework))
     sys.path.append(str(ROOT))
     import devices
+    import network
     import training as twin
     import weights
     from duel.catalogue import BENCHMARKS
@@ -352,7 +353,7 @@ def main(framework: str, models: list[str], modes: list[str], others: Path | Non
     for name in models:
         benchmark = BENCHMARKS[name]
         samples = benchmark.sizes["full"].batch_size["cpu"]
-        arrays = parameters.initialise(weights.shapes(twin.build(benchmark, "full")), 0)
+        arrays = parameters.initialise(weights.shapes(network.build(benchmark, "full")), 0)
         with tempfile.TemporaryDirectory() as folder:
             pool = batches.pool(benchmark, "full", samples, 0, Path(folder))
         training = twin.Training(benchmark, "full", pool, arrays, "fp32", device)

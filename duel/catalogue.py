@@ -147,9 +147,12 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class UseCase:
+    """``work`` is the class that is timed: ``Training`` of both ``training.py``, and so on; empty for a validation."""
+
     number: int
     name: str
     meaning: str
+    work: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,8 @@ class Preset:
 
     Warm-up lasts at least ``warmup_steps`` steps and ``warmup_seconds``. The timed part is cut into blocks of k steps
     with one synchronisation each, every block at least ``block_seconds`` long; it ends after ``iterations`` steps and
-    either ``blocks`` blocks or ``max_seconds``. ``repeats`` fresh processes measure each cell.
+    either ``blocks`` blocks or ``max_seconds``. ``repeats`` fresh processes measure each cell. Inference is measured at
+    each of ``batch_sizes``, its latency by ``calls`` calls or ``max_seconds`` of them.
     """
 
     name: str
@@ -171,6 +175,8 @@ class Preset:
     block_seconds: float
     max_seconds: float
     repeats: int
+    batch_sizes: tuple[int, ...] = (1, 8, 32, 128)
+    calls: int = 1000
 
 
 def _batch(cpu: int, accelerator: int, mps: int) -> Mapping[str, int]:
@@ -487,12 +493,14 @@ ALIASES: Mapping[str, str] = MappingProxyType({"vit_base": "vit_b16", "nlp": "gp
 
 # What 'main.py validate' runs: no measurement, but the proof that both sides compute the same.
 VALIDATE = 0
+INFERENCE = 5
 USE_CASES: Mapping[int, UseCase] = MappingProxyType(
     {
         u.number: u
         for u in (
             UseCase(VALIDATE, "validate", "proof that both sides compute the same"),
-            UseCase(1, "train_single", "training on one device"),
+            UseCase(1, "train_single", "training on one device", "Training"),
+            UseCase(INFERENCE, "inference", "latency and throughput at several batch sizes", "Inference"),
         )
     }
 )
@@ -501,7 +509,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         p.name: p
         for p in (
-            Preset("smoke", "does it run: tiny model, a few steps, no claim", "tiny", 2, 0.0, 5, 5, 0.0, 10.0, 1),
+            Preset(
+                *("smoke", "does it run: tiny model, a few steps, no claim", "tiny", 2, 0.0, 5, 5, 0.0, 10.0, 1),
+                batch_sizes=(1, 8),
+                calls=20,
+            ),
             Preset("standard", "one process per framework at full size", "full", 10, 5.0, 50, 30, 0.2, 60.0, 1),
             Preset("publication", "ten processes per framework at full size", "full", 10, 5.0, 50, 30, 0.2, 60.0, 10),
         )

@@ -5,14 +5,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRESETS, VALIDATE
-from duel.record import Row
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PRESETS, VALIDATE
+from duel.record import COLUMNS, Row
 from duel.results import RUN_ID, stamp
 
 SEED = 0
 MODE = "default"
 ROOT = Path(__file__).resolve().parent.parent
 RENDERED, EDITED = "rendered", "edited by hand"
+CURVE = ("loss_first", "loss_last", "loss_steps", "accuracy")
+LATENCY = tuple(column for column in COLUMNS if column.startswith("latency_"))
 _SEAL = "# sha256 of the other lines: "
 
 
@@ -32,6 +34,7 @@ class Job:
     changes: tuple[str, ...] = ()  # directives of this attempt alone, such as a longer --time
     attempt: int = 1
     weights: str | None = None  # a safetensors file, as run.py will find it; None: made from the seed
+    batch_sizes: tuple[int, ...] = ()  # of inference; empty: the preset's
 
     def __post_init__(self) -> None:
         assert self.framework in FRAMEWORKS
@@ -45,6 +48,8 @@ class Job:
         if self.weights:  # what main.py converts is called <benchmark>-<hash>
             name = Path(self.weights).stem.removeprefix(f"{self.benchmark}-")
             variants.append(re.sub("[^A-Za-z0-9_]+", "_", name)[:20])
+        if self.batch_sizes:
+            variants.append("batch_" + "_".join(map(str, self.batch_sizes)))
         return "_".join([self.framework, self.benchmark, str(self.use_case), *variants])
 
     def run_id(self, pair_stamp: str | None = None) -> str:
@@ -59,13 +64,20 @@ class Job:
         options = ["--benchmark", self.benchmark, "--use_case", str(self.use_case), "--preset", self.preset]
         options += ["--precision", self.precision, "--target", self.target]
         options += ["--device", self.device] if self.device else []
+        options += ["--batch_sizes", ",".join(map(str, self.batch_sizes))] if self.batch_sizes else []
         return [*options, f"--weights={self.weights}"] if self.weights else options
 
     def rows(self) -> list[Row]:
-        """The planned rows: one for each repeat. What only the job can know is left open."""
+        """The planned rows: one for each repeat, and in inference for each batch size.
+
+        What only the job can know is left open.
+        """
         preset = PRESETS[self.preset]
         repeats = 1 if self.use_case == VALIDATE else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
+        missing = {"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {}
+        missing |= dict.fromkeys(CURVE, "inference has no loss") if self.use_case == INFERENCE else {}
+        missing |= {} if self.use_case == INFERENCE else dict.fromkeys(LATENCY, "measured in inference alone")
         row = Row(
             framework=self.framework,
             benchmark=self.benchmark,
@@ -79,9 +91,10 @@ class Job:
             weights=self.weights or f"seed {SEED}",
             attempt=self.attempt,
             throughput_unit=benchmark.unit,
-            missing={"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {},
+            missing=missing,
         )
-        return [row.replace(repeat=repeat) for repeat in range(repeats)]
+        sizes = (self.batch_sizes or preset.batch_sizes) if self.use_case == INFERENCE else (None,)
+        return [row.replace(repeat=repeat, batch_size=samples) for repeat in range(repeats) for samples in sizes]
 
 
 def seal(text: str) -> str:

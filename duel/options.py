@@ -32,6 +32,15 @@ def use_case_number(text: str) -> int:
     return names[text] if text in names else names[_one_of("use case", text, tuple(n for n in names if names[n]))]
 
 
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Numbers from 1 on, separated by commas."""
+    numbers = text.split(",")
+    for number in numbers:
+        if not re.fullmatch(r"[1-9]\d{0,6}", number):
+            raise argparse.ArgumentTypeError(f"{number!r} is no batch size; valid: numbers from 1 on, such as 1,8,32")
+    return tuple(dict.fromkeys(map(int, numbers)))
+
+
 def target_name(text: str) -> str:
     """A name that is safe in a file name, a directive and a shell word."""
     if not TARGET_NAME.fullmatch(text):
@@ -75,6 +84,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--use_case", type=use_case_number, metavar="N", help=f"how to run it ({cases})")
     option("--preset", tuple(PRESETS), "standard", "how long and how often to measure")
     option("--precision", tuple(PRECISIONS), "fp32", "precision policy of both sides")
+    parser.add_argument(
+        "--batch_sizes",
+        type=batch_sizes,
+        default=(),
+        metavar="N,N",
+        help="samples per call of inference (default: the preset's, "
+        + "; ".join(f"{p.name} {','.join(map(str, p.batch_sizes))}" for p in PRESETS.values())
+        + ")",
+    )
     option("--device", DEVICE_KINDS, None, "kind of device")
     parser.add_argument(
         "--weights",

@@ -66,7 +66,7 @@ def _convert(benchmark: str, size: str, source: str, folder: Path) -> Path:
     ``source`` is "pretrained", a checkpoint or a safetensors file. Raises ValueError, with every misfit at once, for
     what cannot be read or does not fit the benchmark in this size.
     """
-    import training  # which imports this module
+    import network  # which imports this module
 
     file = _published(benchmark) if source == "pretrained" else Path(source)
     found = _with_names_of_now(_read(file))
@@ -75,7 +75,7 @@ def _convert(benchmark: str, size: str, source: str, folder: Path) -> Path:
         raise ValueError(f"{file}: weights are floating-point numbers, and not so {', '.join(unfit)}")
     arrays = {name: tensor.float().numpy() for name, tensor in found.items()}
     try:
-        parameters.check(shapes(training.build(BENCHMARKS[benchmark], size)), arrays)
+        parameters.check(shapes(network.build(BENCHMARKS[benchmark], size)), arrays)
     except ValueError as error:
         raise ValueError(f"{file}, for {benchmark} in size {size}: {error}") from error
     output = folder / f"{benchmark}-{_sha256(file)[:12]}.safetensors"

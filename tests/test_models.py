@@ -16,7 +16,7 @@ sys.path[:0] = ["pytorch"]
 import numpy, torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-import training
+import network
 from duel.catalogue import BENCHMARKS
 from duel.measure import batches
 from pathlib import Path
@@ -24,7 +24,7 @@ torch.backends.mha.set_fastpath_enabled(False)
 found = {}
 for b in BENCHMARKS.values():
     for size in b.sizes:
-        model = training.build(b, size).eval()
+        model = network.build(b, size).eval()
         batch = batches.pool(dataclasses.replace(b, dataset="synthetic"), size, 1, 0, Path()).batches[0]
         inputs = [torch.from_numpy(a) if a.dtype.kind == "f" else torch.from_numpy(a).long() for a in batch.inputs]
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -38,14 +38,14 @@ import dataclasses, json, sys
 sys.path[:0] = ["jax"]
 import jax
 from flax import nnx
-import training
+import network
 from duel.catalogue import BENCHMARKS
 from duel.measure import batches
 from pathlib import Path
 found = {}
 for b in BENCHMARKS.values():
     for size in b.sizes:
-        graph, state = nnx.split(training.build(b, size))
+        graph, state = nnx.split(network.build(b, size))
         batch = batches.pool(dataclasses.replace(b, dataset="synthetic"), size, 1, 0, Path()).batches[0]
         inputs = [a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for a in batch.inputs]
         step = jax.jit(lambda state, inputs: nnx.merge(graph, state)(*inputs, train=False))

@@ -176,7 +176,7 @@ MISTAKES = {
     "attention that is not causal": ("gpt2", "models/gpt2.py", [("causal=True", "causal=False")], "float64 layers"),
     "half precision that is none": (
         "cifar10",
-        "training.py",
+        "network.py",
         [('"bf16": jnp.bfloat16', '"bf16": jnp.float32')],
         "bf16 error",
     ),

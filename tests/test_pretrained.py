@@ -58,23 +58,23 @@ torch.save(VisionTransformer(32, 8, 2, 2, 32, 64), f"{folder}/module.pth")
 LOAD = """
 import sys
 sys.path.append(".")
-import numpy, training, weights
+import network, numpy, weights
 from pathlib import Path
 from duel.catalogue import BENCHMARKS
 from duel.measure import parameters
 benchmark, size, file, output = sys.argv[1:]
-model = training.build(BENCHMARKS[benchmark], size)
+model = network.build(BENCHMARKS[benchmark], size)
 weights.load(model, parameters.read(Path(file)))
 numpy.savez(output, **weights.export(model))
 """
 FROM_SEED = """
 import sys
 sys.path.append(".")
-import training, weights
+import network, weights
 from pathlib import Path
 from duel.catalogue import BENCHMARKS
 from duel.measure import parameters
-shapes = weights.shapes(training.build(BENCHMARKS["mnist"], "tiny"))
+shapes = weights.shapes(network.build(BENCHMARKS["mnist"], "tiny"))
 parameters.write(Path(sys.argv[1]), parameters.initialise(shapes, 1))
 print(*(parameters.sha256(parameters.initialise(shapes, seed)) for seed in (0, 1)))
 """

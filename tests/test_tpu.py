@@ -39,7 +39,7 @@ sys.path[:0] = ["pytorch", "."]
 import devices
 found = {"kinds": [device.kind for device in devices.available()]}
 if found["kinds"][0] == "tpu":
-    import torch_xla, training, weights
+    import network, torch_xla, training, weights
     from duel import datasets
     from duel.catalogue import BENCHMARKS
     from duel.measure import batches, parameters
@@ -47,7 +47,7 @@ if found["kinds"][0] == "tpu":
     found |= {"device": dataclasses.asdict(device), "peak": devices.peak_memory_bytes(), "versions": devices.versions()}
     mnist = dataclasses.replace(BENCHMARKS["mnist"], dataset=datasets.SYNTHETIC)
     pool = batches.pool(mnist, "tiny", 4, 0, None)
-    arrays = parameters.initialise(weights.shapes(training.build(mnist, "tiny")), 0)
+    arrays = parameters.initialise(weights.shapes(network.build(mnist, "tiny")), 0)
     work = training.Training(mnist, "tiny", pool, arrays, "fp32", device)
     handle = work.step(0)
     dispatched = list(torch_xla.calls)

@@ -259,7 +259,8 @@ def describe(status: dict[str, Any]) -> str:
         words = str(status.get("phase", ""))
         if words == "measuring" and "done" in status:
             words += f": {status['done']} steps of at least {status['needed']}"
-            words += f", {status['throughput']:.4g} {status['unit']}, loss {status['loss']:.4g}"
+            words += f", {status['throughput']:.4g} {status['unit']}"
+            words += f", loss {status['loss']:.4g}" if "loss" in status else ""
         elif words.startswith("training") and "loss" in status:
             words += f": step {status['step'] + 1}, loss {status['loss']:.4g}"
         words += f" ({status['age']:.0f} s ago)"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel.catalogue import FRAMEWORKS, VALIDATE
+from duel.catalogue import FRAMEWORKS, INFERENCE, VALIDATE
 from duel.errors import UserError
 from duel.job import ROOT, Job, script_state
 from duel.measure import probes, timing
@@ -56,11 +56,13 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         return measure(Run(args.run_folder), args.row, args.data, args.device, version)
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are needed")
+    if args.batch_sizes and args.use_case != INFERENCE:
+        parser.error(f"--batch_sizes: only use case {INFERENCE}, inference, takes several")
     if args.weights is not None and not args.weights.endswith(SAFETENSORS):
         parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
     options = {
         name: getattr(args, name)
-        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights")
+        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "batch_sizes")
     }
     try:
         return _supervise(Job(framework=framework, **options), args.data)
@@ -236,9 +238,7 @@ def _with_partial_figures(run: Run, row: Row) -> Row:
     if row.status in TERMINAL or len(events) < 2 or row.batch_size is None:
         return row
     blocks = [
-        timing.Block(
-            event["step"] - event["steps"], event["steps"], event["steps"] * event["step_seconds"], event["loss"]
-        )
+        timing.Block(event["step"] - event["steps"], event["steps"], event["steps"] * event["step_seconds"])
         for event in events
     ]
     said = f"{events[-1]['done']} steps of at least {events[-1]['needed']} were timed before the end"

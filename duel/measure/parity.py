@@ -42,13 +42,14 @@ def prove(
     device: Device,
     seed: int,
     twin: Any,
-    weights: Any,
+    shapes: Mapping[str, tuple[int, ...]],
     given: parameters.Arrays | None,
     say: Callable[[str], None],
 ) -> Arrays:
-    """All that is to be compared; ``twin`` and ``weights`` are the modules ``training`` and ``weights`` of one side.
+    """All that is to be compared; ``twin`` is one side's class ``Training``.
 
-    ``given`` are weights to compute with instead of random ones.
+    ``shapes`` are those of all parameters and running statistics. ``given`` are weights to compute with instead of
+    random ones.
 
     =====================================  =========================================================================
     name                                   what
@@ -77,7 +78,6 @@ def prove(
         entry = dataclasses.replace(entry, inputs=inputs)
         benchmark = dataclasses.replace(benchmark, sizes={size: entry})
     samples = entry.batch_size["cpu"]  # whatever the device is: nor do more samples
-    shapes = weights.shapes(twin.build(benchmark, size))
     arrays = parameters.initialise(shapes, seed, randomise=True) if given is None else given
     pool = batches.pool(benchmark, size, samples, seed, Path())
     images = pool.batches[0].inputs[0].ndim == 4
@@ -94,7 +94,7 @@ def prove(
 
     def start(optimizer: str, precision: str) -> Any:
         changed = dataclasses.replace(benchmark, optimizer=recipes[optimizer])
-        return twin.Training(changed, size, pool, arrays, precision, device)
+        return twin(changed, size, pool, arrays, precision, device)
 
     # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed outweighs
     # all rounding of its batch: so the median of several. A large one has gradients enough in one batch.

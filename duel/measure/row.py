@@ -1,6 +1,7 @@
 """The measuring process: one fresh process, one framework, one row.
 
-It knows the framework only by the modules beside ``run.py`` (devices, training, weights), which are the same in both.
+It knows the framework only by the modules beside ``run.py`` (devices, weights, network, training, inference), which are
+the same in both.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from duel import certificate
-from duel.catalogue import BENCHMARKS, PRECISIONS, PRESETS, VALIDATE
+from duel.catalogue import BENCHMARKS, INFERENCE, PRECISIONS, PRESETS, USE_CASES, VALIDATE
 from duel.measure import batches, parameters, parity, probes, timing
 from duel.measure.sinks import MetricsWriter
 from duel.options import SAFETENSORS
@@ -81,7 +82,7 @@ def _initial_weights(row: Row, shapes: dict[str, tuple[int, ...]]) -> parameters
 
 def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: MetricsWriter) -> Row:
     benchmark, preset = BENCHMARKS[str(row.benchmark)], PRESETS[str(row.preset)]
-    number, seed = row.row or 0, row.seed or 0
+    number, seed, latency = row.row or 0, row.seed or 0, row.use_case == INFERENCE
 
     def phase(name: str) -> None:
         """Say what comes next, and keep what is known so far: a kill must not take it along."""
@@ -96,7 +97,8 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
     except ValueError as error:
         raise InputError(str(error)) from error
     proof = row.use_case == VALIDATE
-    batch_size = benchmark.sizes[str(row.size)].batch_size["cpu" if proof else device.kind]
+    # Inference says beforehand at which; how much else fits is known here.
+    batch_size = row.batch_size or benchmark.sizes[str(row.size)].batch_size["cpu" if proof else device.kind]
     row = row.replace(
         device_kind=device.kind,
         device_name=device.name,
@@ -110,12 +112,13 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         kinds = ", ".join(precision.device_kinds)
         return row.replace(status=SKIPPED, cause=f"{precision.name} exists on {kinds} only; this is a {device.kind}")
 
-    twin, weights = importlib.import_module("training"), importlib.import_module("weights")
+    network, weights = importlib.import_module("network"), importlib.import_module("weights")
     row = row.replace(code_sha256=certificate.code_sha256(benchmark.name, str(row.size)))
-    shapes = weights.shapes(twin.build(benchmark, str(row.size)))
+    shapes = weights.shapes(network.build(benchmark, str(row.size)))
     if proof:
         given = _initial_weights(row, shapes) if str(row.weights).endswith(SAFETENSORS) else None
-        found: dict[str, Any] = parity.prove(benchmark, str(row.size), device, seed, twin, weights, given, phase)
+        training = importlib.import_module("training").Training
+        found: dict[str, Any] = parity.prove(benchmark, str(row.size), device, seed, training, shapes, given, phase)
         found["versions"] = np.array(json.dumps(devices.versions()))
         np.savez(run.parity, **found)
         return row.replace(status=FINISHED)
@@ -125,9 +128,12 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         pool = batches.pool(benchmark, str(row.size), batch_size, seed, data)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
-    training = twin.Training(benchmark, str(row.size), pool, arrays, precision.name, device)
+    name = USE_CASES[row.use_case or 0].work
+    work = getattr(importlib.import_module(name.lower()), name)(
+        benchmark, str(row.size), pool, arrays, precision.name, device
+    )
     row = row.replace(
-        execution=training.execution,
+        execution=work.execution,
         dataset=pool.dataset,
         parameters=sum(array.size for name, array in arrays.items() if ".running_" not in name),
         weights_sha256=parameters.sha256(arrays),
@@ -139,31 +145,33 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         write_atomically(run.environment, json.dumps(record, indent=1) + "\n")
 
     phase("compiling")
-    compile_seconds = training.compile()
+    compile_seconds = work.compile()
     why = {"eager": "nothing to compile", "lazy": "compiled within the first steps"}
-    missing = (
-        {} if compile_seconds is not None else {"compile_seconds": f"{training.execution}: {why[training.execution]}"}
-    )
+    missing = {} if compile_seconds is not None else {"compile_seconds": f"{work.execution}: {why[work.execution]}"}
     row = row.replace(compile_seconds=compile_seconds, missing=missing)
 
-    phase(f"training the {benchmark.curve_steps} opening steps")
-    first_step_seconds, since, losses = timing.opening_steps(
-        training, benchmark.curve_steps, lambda step, loss: emit("loss", row=number, step=step, loss=loss)
-    )
-    accuracy = training.accuracy(pool.held_out) if pool.held_out is not None else None
-    row = row.replace(
-        first_step_seconds=first_step_seconds,
-        loss_first=losses[0],
-        loss_last=losses[-1],
-        loss_steps=len(losses),
-        accuracy=accuracy,
-    )
+    if latency:
+        phase("first call")
+        first_step_seconds, since = timing.first_step(work)
+        row, steps = row.replace(first_step_seconds=first_step_seconds), 1
+    else:
+        phase(f"training the {benchmark.curve_steps} opening steps")
+        first_step_seconds, since, losses = timing.opening_steps(
+            work, benchmark.curve_steps, lambda step, loss: emit("loss", row=number, step=step, loss=loss)
+        )
+        accuracy = work.accuracy(pool.held_out) if pool.held_out is not None else None
+        row, steps = row.replace(first_step_seconds=first_step_seconds, accuracy=accuracy), len(losses)
+        row = row.replace(loss_first=losses[0], loss_last=losses[-1], loss_steps=steps)
     phase("warming up")
-    next_step, steps_per_block = timing.warm_up(training, preset, benchmark.curve_steps, since)
+    next_step, steps_per_block = timing.warm_up(work, preset, steps, since)
+    if latency:
+        phase("measuring latency")
+        calls = timing.time_calls(work, preset, next_step)
+        row, next_step = row.replace(**timing.latency(calls)), next_step + len(calls)
 
     phase("measuring")
     blocks = []
-    for block in timing.time_blocks(training, preset, next_step, steps_per_block):
+    for block, handle in timing.time_blocks(work, preset, next_step, steps_per_block):
         blocks.append(block)
         step_seconds = block.seconds / block.steps
         values = {
@@ -172,9 +180,14 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
             "throughput": batch_size / step_seconds,
             "unit": benchmark.unit,
         }
+        if not latency:
+            values["loss"] = work.loss(handle)
+        del handle
         progress = {"done": len(blocks) * block.steps, "needed": preset.iterations}
-        emit("block", row=number, step=block.first_step + block.steps, loss=block.loss, **progress, **values)
+        emit("block", row=number, step=block.first_step + block.steps, **progress, **values)
     peak, kind = devices.peak_memory_bytes()
-    row = row.replace(peak_memory_bytes=peak, peak_memory_kind=kind, **timing.summary(blocks, batch_size))
+    figures = timing.summary(blocks, batch_size)
+    row = row.replace(peak_memory_bytes=peak, peak_memory_kind=kind, **figures)
+    row = row.replace(throughput_per_gb=figures["throughput"] / (peak / 1e9))
     # Said now, and for good: a certificate that is made anew later is for other code.
     return row.replace(status=FINISHED, parity=certificate.verdict(row, run.folder.parent.parent))

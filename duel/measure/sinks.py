@@ -137,7 +137,7 @@ class WandbSink:
                     self._run.log({"step": event["step"], f"{prefix}loss": event["loss"]})
                 elif event["event"] == "block" and event["time"] - self._last >= 1.0:
                     self._last = event["time"]
-                    names = ("loss", "throughput", "step_seconds")
+                    names = [name for name in ("loss", "throughput", "step_seconds") if name in event]
                     self._run.log({"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names})
         except Exception as error:  # as above; metrics.jsonl has these events already
             self._lose(error)

@@ -13,15 +13,21 @@ from typing import Any, Protocol
 
 from duel.catalogue import Preset
 
+P99_CALLS = 1000  # fewer leave the 99th percentile to a handful of calls
+
 
 class Work(Protocol):
-    """What is timed: ``Training`` of either framework."""
+    """What is timed: ``Training``, ``Inference`` of either framework."""
 
     def step(self, index: int) -> Any:
-        """Dispatch step ``index``; returns a handle of its loss without waiting for it."""
+        """Dispatch step ``index``; returns a handle of its result without waiting for it."""
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
+
+
+class Trained(Work, Protocol):
+    """Work whose steps have a loss."""
 
     def loss(self, handle: Any) -> float:
         """The loss behind ``handle``."""
@@ -29,12 +35,11 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """``steps`` steps that took ``seconds`` in all; ``loss`` is that of the last one."""
+    """``steps`` steps that took ``seconds`` in all."""
 
     first_step: int
     steps: int
     seconds: float
-    loss: float
 
 
 def time_block(work: Work, first_step: int, steps: int) -> tuple[float, Any]:
@@ -63,14 +68,45 @@ def warm_up(work: Work, preset: Preset, first_step: int, since: float) -> tuple[
             return first_step, steps
 
 
-def time_blocks(work: Work, preset: Preset, first_step: int, steps: int) -> Iterator[Block]:
-    """Timed blocks of ``steps`` steps until the preset has enough of them."""
+def time_blocks(work: Work, preset: Preset, first_step: int, steps: int) -> Iterator[tuple[Block, Any]]:
+    """Timed blocks of ``steps`` steps, and the handle of each one's last step, until the preset has enough of them.
+
+    Logits may be large: whoever keeps a handle while the next block runs adds to the peak memory that is reported.
+    """
     taken, blocks = 0, 0
     start = time.perf_counter()
     while taken < preset.iterations or (blocks < preset.blocks and time.perf_counter() - start < preset.max_seconds):
         seconds, handle = time_block(work, first_step + taken, steps)
-        yield Block(first_step + taken, steps, seconds, work.loss(handle))
+        yield Block(first_step + taken, steps, seconds), handle
+        del handle
         taken, blocks = taken + steps, blocks + 1
+
+
+def time_calls(work: Work, preset: Preset, first_step: int) -> list[float]:
+    """Seconds of calls that are synchronised one by one: as many as the preset wants, or as its time allows."""
+    calls: list[float] = []
+    start = time.perf_counter()
+    while len(calls) < preset.calls:
+        if len(calls) >= preset.iterations and time.perf_counter() - start >= preset.max_seconds:
+            break
+        calls.append(time_block(work, first_step + len(calls), 1)[0])
+    return calls
+
+
+def latency(seconds: list[float]) -> dict[str, Any]:
+    """The row's columns for calls of ``seconds``."""
+    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+    enough = len(seconds) >= P99_CALLS
+    why = {} if enough else {"latency_seconds_p99": f"{len(seconds)} calls; {P99_CALLS} are needed"}
+    return {
+        "latency_calls": len(seconds),
+        "latency_seconds_mean": statistics.fmean(seconds),
+        "latency_seconds_std": statistics.stdev(seconds),
+        "latency_seconds_p50": statistics.median(seconds),
+        "latency_seconds_p95": cuts[94],
+        "latency_seconds_p99": cuts[98] if enough else None,
+        "missing": why,
+    }
 
 
 def summary(blocks: list[Block], batch_size: int) -> dict[str, float | int]:
@@ -90,7 +126,13 @@ def summary(blocks: list[Block], batch_size: int) -> dict[str, float | int]:
     }
 
 
-def opening_steps(work: Work, steps: int, emit: Callable[[int, float], None]) -> tuple[float, float, list[float]]:
+def first_step(work: Work) -> tuple[float, float]:
+    """Seconds of the first step, and the ``time.perf_counter()`` at which it ended."""
+    seconds, _ = time_block(work, 0, 1)
+    return seconds, time.perf_counter()
+
+
+def opening_steps(work: Trained, steps: int, emit: Callable[[int, float], None]) -> tuple[float, float, list[float]]:
     """The steps that both frameworks take alike, from the initial weights.
 
     Returns the seconds of the first step, the ``time.perf_counter()`` at which it ended, and every loss.

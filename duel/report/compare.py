@@ -24,10 +24,17 @@ SHOWN = (
     "step_seconds_std",
     "iterations",
     "blocks",
+    "latency_seconds_mean",
+    "latency_seconds_std",
+    "latency_seconds_p50",
+    "latency_seconds_p95",
+    "latency_seconds_p99",
+    "latency_calls",
     "compile_seconds",
     "first_step_seconds",
     "peak_memory_bytes",
     "peak_memory_kind",
+    "throughput_per_gb",
     "loss_first",
     "loss_last",
     "loss_steps",
@@ -38,7 +45,13 @@ SHOWN = (
 )
 CURVE_STEPS = 50
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
-UNITS = {"throughput": 1.0, "step_seconds_p50": 1e3, "step_seconds_std": 1e3, "peak_memory_bytes": 2.0**-20}
+LATENCIES = [name for name in SHOWN if name.startswith("latency_seconds")]
+UNITS = {
+    "throughput": 1.0,
+    "step_seconds_p50": 1e3,
+    "step_seconds_std": 1e3,
+    "peak_memory_bytes": 2.0**-20,
+} | dict.fromkeys(LATENCIES, 1e3)
 NAMES = {
     "step_seconds_p50": "step time, median (ms)",
     "step_seconds_std": "step time, std (ms)",
@@ -52,12 +65,20 @@ NAMES = {
     "python_version": "Python",
     "device_name": "device",
     "batch_size": "batch size",
+    "latency_calls": "latency calls (n)",
+    **{name: f"latency, {name.rpartition('_')[2]} (ms)" for name in LATENCIES},
 }
 
 
 def side_by_side(rows: list[Row]) -> str:
     """One column a row, one line a quantity with its unit; an empty value shows its reason."""
-    columns = {f"{row.framework}" + (f" #{row.repeat}" if row.repeat else ""): _column(row) for row in rows}
+    several = len({row.batch_size for row in rows}) > 1
+    columns = {
+        f"{row.framework}"
+        + (f" {row.batch_size}" if several else "")
+        + (f" #{row.repeat}" if row.repeat else ""): _column(row)
+        for row in sorted(rows, key=lambda row: (row.repeat or 0, row.batch_size or 0))
+    }
     names = [_name(name, rows) for name in SHOWN]
     frame = pd.DataFrame(columns, index=names)
     return str(frame[frame.ne("").any(axis=1)].to_string(max_colwidth=60))
@@ -68,7 +89,12 @@ def remarks(rows: list[Row]) -> list[str]:
     done = [row for row in rows if row.status == FINISHED]
     if len({row.framework for row in done}) < 2:
         return ["Not both sides have finished: there is nothing to compare."]
-    differing = [name for name in SAME_COMPUTATION if len({getattr(row, name) for row in done}) > 1]
+    points: dict[
+        tuple[int | None, int | None], list[Row]
+    ] = {}  # what was measured at each batch size and number of devices
+    for row in done:
+        points.setdefault((row.batch_size, row.device_count), []).append(row)
+    differing = [n for n in SAME_COMPUTATION if any(len({getattr(row, n) for row in p}) > 1 for p in points.values())]
     said = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
     if not differing:
         said.append("Same initial weights, same samples in the same order (hashes agree).")

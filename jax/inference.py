@@ -1,0 +1,16 @@
+"""Inference on one device: the forward pass in evaluation as one compiled program."""
+
+from typing import Any
+
+from network import Network
+
+
+class Inference(Network):
+    """The forward pass with the running statistics, on the batches of the pool, taken in turn."""
+
+    def step(self, index: int) -> Any:
+        """Dispatch the pass over batch ``index`` modulo the pool; its logits, which may not be ready yet."""
+        return self._program(*self._state, self._batches[index % len(self._batches)][0])
+
+    def _trace(self) -> Any:
+        return self._evaluate.trace(*self._state, self._batches[0][0])

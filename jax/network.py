@@ -1,0 +1,168 @@
+"""The network of a benchmark on one device, with its weights and batches: what is trained, proved and evaluated."""
+
+import contextlib
+import functools
+import importlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from flax import nnx
+
+import devices
+import weights
+from duel.catalogue import Benchmark
+from duel.measure.batches import Batch, Pool
+from duel.measure.device import Device
+from models import _layers
+
+COMPUTE = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+def build(benchmark: Benchmark, size: str) -> nnx.Module:
+    """The model of ``benchmark`` at ``size``, without weights."""
+    return importlib.import_module(f"models.{benchmark.name}").build(**benchmark.sizes[size].model)
+
+
+class Network:
+    """A model whose weights, and the batches of ``pool``, lie on the device from the start.
+
+    ``arrays`` are the weights. ``precision`` is a policy of the catalogue or "float64".
+    """
+
+    execution = "jit"
+    _donates = False
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        size: str,
+        pool: Pool,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        precision: str,
+        device: Device,
+    ) -> None:
+        devices.set_precision(precision)
+        self._device = devices.native(device)
+        self._dtype = jnp.float64 if precision == "float64" else jnp.float32
+        self._compute = COMPUTE.get(precision)
+        self._model = build(benchmark, size)
+        self.load(arrays)
+        self._batches = [self._put_batch(batch) for batch in pool.batches]
+
+    def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Begin anew from other weights; what is compiled stays."""
+        weights.load(self._model, arrays)
+        # Plain dictionaries of arrays from here on: nnx objects would be walked in Python at every step.
+        self._graph, *states = nnx.split(self._model, nnx.Param, nnx.BatchStat)
+        self._state = tuple(self._put(nnx.to_pure_dict(state)) for state in states)
+
+    def compile(self) -> float | None:
+        """Compile what ``step`` runs ahead of time; seconds of trace, lower and compile."""
+        start = time.perf_counter()
+        self._program = self._trace().lower().compile()
+        seconds = time.perf_counter() - start
+        if self._donates:  # without it parameters and optimizer state would be there twice
+            assert self._program.memory_analysis().alias_size_in_bytes > 0, "the step's state was not donated"
+        return seconds
+
+    def synchronize(self, handle: Any) -> None:
+        """Wait until everything dispatched up to ``handle`` is done."""
+        handle.block_until_ready()  # all results of one program become ready together
+
+    def accuracy(self, batch: Batch) -> float:
+        """Share of ``batch`` that the model, with its running statistics, classifies rightly."""
+        parameters, statistics, *_ = self._state
+        correct = 0
+        for chunk in batch.chunks():
+            inputs, labels = self._put_batch(chunk)
+            logits = self._evaluate(parameters, statistics, inputs)
+            correct += int((logits.argmax(1) == labels).sum())
+        return correct / len(batch.labels)
+
+    def export(self) -> dict[str, npt.NDArray[Any]]:
+        """The current weights, as ``weights.export`` names them."""
+        parameters, statistics, *_ = self._state
+        return weights.export(nnx.merge(self._graph, parameters, statistics))
+
+    def layers(self, index: int) -> dict[str, npt.NDArray[Any]]:
+        """What each module gives for batch ``index`` in evaluation, by its name and in the order of the calls.
+
+        The whole model's name is empty: the logits. Images are (N, channels, height, width).
+        """
+        parameters, statistics, *_ = self._state
+        values = self._record(parameters, statistics, self._batches[index % len(self._batches)][0])
+        arrays = [np.array(value) for value in values]
+        return {
+            name: array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
+            for name, array in zip(self._recorded, arrays, strict=True)
+        }
+
+    def _forward(self, parameters: Any, statistics: Any, inputs: Any, train: bool) -> tuple[jax.Array, Any]:
+        """(logits in full precision, running statistics after the pass)."""
+        model = nnx.merge(self._graph, parameters, statistics)
+        with _layers.autocast(self._compute):
+            logits = model(*inputs, train=train)
+        return logits.astype(self._dtype), nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
+
+    @functools.cached_property
+    def _evaluate(self) -> Any:
+        """Compiled, the logits with the running statistics."""
+        return jax.jit(lambda parameters, statistics, inputs: self._forward(parameters, statistics, inputs, False)[0])
+
+    @functools.cached_property
+    def _record(self) -> Any:
+        """Compiled, what ``layers`` gives, in the order of the names that it leaves in ``_recorded``."""
+
+        def forward(parameters: Any, statistics: Any, inputs: Any) -> list[jax.Array]:
+            model = nnx.merge(self._graph, parameters, statistics)
+            with _recording(model) as recorded, _layers.autocast(self._compute):
+                model(*inputs, train=False)
+            self._recorded = list(recorded)
+            return [value.astype(self._dtype) for value in recorded.values()]
+
+        return jax.jit(forward)
+
+    def _put(self, tree: Any) -> Any:
+        """``tree`` on the device, its floats in the policy's storage type."""
+
+        def copy(array: Any) -> jax.Array:
+            whole = np.issubdtype(array.dtype, np.integer)
+            # never an alias of numpy's memory, which donation would then overwrite
+            return jax.device_put(np.asarray(array, None if whole else self._dtype), self._device, may_alias=False)
+
+        return jax.tree.map(copy, tree)
+
+    def _put_batch(self, batch: Batch) -> tuple[tuple[jax.Array, ...], jax.Array]:
+        # images as NHWC, the layout of the models
+        inputs = tuple(array.transpose(0, 2, 3, 1) if array.ndim == 4 else array for array in batch.inputs)
+        return self._put(inputs), self._put(batch.labels)
+
+
+@contextlib.contextmanager
+def _recording(model: nnx.Module) -> Iterator[dict[str, jax.Array]]:
+    """What each module of ``model`` gives while it is called, by its name; the children's come before the parent's."""
+    modules = list(nnx.iter_modules(model))
+    names = {id(module): ".".join(str(part) for part in path) for path, module in modules}
+    recorded: dict[str, jax.Array] = {}
+    calls = {kind: vars(kind)["__call__"] for kind in {type(m) for _, m in modules} if "__call__" in vars(kind)}
+
+    def recorder(call: Any) -> Any:
+        def recorded_call(module: nnx.Module, *arguments: Any, **options: Any) -> Any:
+            result = call(module, *arguments, **options)
+            recorded[names[id(module)]] = result
+            return result
+
+        return recorded_call
+
+    try:
+        for kind, call in calls.items():
+            kind.__call__ = recorder(call)
+        yield recorded
+    finally:
+        for kind, call in calls.items():
+            kind.__call__ = call
