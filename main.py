@@ -11,9 +11,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duel.catalogue import FRAMEWORKS, INFERENCE, PRESETS, VALIDATE
+from duel.catalogue import FRAMEWORKS, PRESETS, VALIDATE
 from duel.errors import UserError
-from duel.options import add_options, add_selection, benchmark_names, has_selection, target_name, weights_source
+from duel.options import (
+    VARIANTS,
+    add_options,
+    add_selection,
+    benchmark_names,
+    check_use_case,
+    has_selection,
+    target_name,
+    weights_source,
+)
 
 if TYPE_CHECKING:
     from duel.launch.state import Look
@@ -91,8 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
             case None:
                 if args.benchmark is None or args.use_case is None:
                     parser.error("--benchmark and --use_case are needed, or a command; see --help")
-                if args.batch_sizes and args.use_case != INFERENCE:
-                    parser.error(f"--batch_sizes: only use case {INFERENCE}, inference, takes several")
+                check_use_case(parser, args)
                 if args.use_case == VALIDATE:
                     parser.error("a validation is compared, too: 'main.py validate --benchmark NAME' does both")
                 return submit(args, results)
@@ -156,7 +164,7 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
         Job(
             *(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name),
             weights=weights,
-            batch_sizes=args.batch_sizes,
+            **{name: getattr(args, name) for name in VARIANTS},
         )
         for framework in frameworks
     ]

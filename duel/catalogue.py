@@ -147,11 +147,12 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class UseCase:
-    """``work`` is the class that is timed: ``Training`` of both ``training.py``, and so on; empty for a validation."""
+    """``module`` and ``work`` are the class that is timed, the same in both frameworks; a validation has none."""
 
     number: int
     name: str
     meaning: str
+    module: str = ""
     work: str = ""
 
 
@@ -493,17 +494,31 @@ ALIASES: Mapping[str, str] = MappingProxyType({"vit_base": "vit_b16", "nlp": "gp
 
 # What 'main.py validate' runs: no measurement, but the proof that both sides compute the same.
 VALIDATE = 0
-INFERENCE = 5
+TRAIN, PER_SAMPLE, INFERENCE = 1, 3, 5
 USE_CASES: Mapping[int, UseCase] = MappingProxyType(
     {
         u.number: u
         for u in (
             UseCase(VALIDATE, "validate", "proof that both sides compute the same"),
-            UseCase(1, "train_single", "training on one device", "Training"),
-            UseCase(INFERENCE, "inference", "latency and throughput at several batch sizes", "Inference"),
+            UseCase(TRAIN, "train_single", "training on one device", "training", "Training"),
+            UseCase(
+                *(PER_SAMPLE, "per_sample_gradients_single", "per-sample gradients on one device"),
+                *("per_sample_gradients", "PerSampleGradients"),
+            ),
+            UseCase(INFERENCE, "inference", "latency and throughput at several batch sizes", "inference", "Inference"),
         )
     }
 )
+# What per-sample gradients are wanted for. None is ever compared with another.
+PRODUCTS: Mapping[str, str] = MappingProxyType(
+    {
+        "materialised": "every sample's gradient, samples x parameters numbers",
+        "norms": "every sample's norm",
+        "clipped_sum": "the sum of all, each scaled down to a norm of 1 where it is larger, as DP-SGD takes it",
+    }
+)
+CLIP_NORM = 1.0
+GROUPS = 32  # of a group norm, or the largest number that divides both this and its channels (Wu and He 2018)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {

@@ -20,7 +20,8 @@ FORMAT = 1
 STEPS = 10  # of the optimizer
 VERIFIED = "verified"
 # What makes up a side's function, beside its model.
-TWIN_FILES = ("models/_layers.py", "network.py", "training.py", "inference.py", "weights.py", "devices.py")
+WORK_FILES = ("training.py", "per_sample_gradients.py", "inference.py")
+TWIN_FILES = ("models/_layers.py", "network.py", *WORK_FILES, "weights.py", "devices.py")
 SHARED_FILES = ("duel/measure/batches.py", "duel/measure/parameters.py")
 # And what the proof is: one that asked less is none for rows of today.
 PROOF_FILES = ("duel/measure/parity.py", "duel/report/parity.py")

@@ -4,9 +4,10 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PRESETS, VALIDATE
-from duel.record import COLUMNS, Row
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PER_SAMPLE, PRESETS, PRODUCTS, TRAIN, VALIDATE
+from duel.record import COLUMNS, NOT_HERE, Row
 from duel.results import RUN_ID, stamp
 
 SEED = 0
@@ -35,6 +36,8 @@ class Job:
     attempt: int = 1
     weights: str | None = None  # a safetensors file, as run.py will find it; None: made from the seed
     batch_sizes: tuple[int, ...] = ()  # of inference; empty: the preset's
+    products: tuple[str, ...] = ()  # of per-sample gradients; empty: all
+    microbatch: int | None = None  # of per-sample gradients; None: what the job finds to fit
 
     def __post_init__(self) -> None:
         assert self.framework in FRAMEWORKS
@@ -50,6 +53,8 @@ class Job:
             variants.append(re.sub("[^A-Za-z0-9_]+", "_", name)[:20])
         if self.batch_sizes:
             variants.append("batch_" + "_".join(map(str, self.batch_sizes)))
+        variants += self.products
+        variants += [f"microbatch_{self.microbatch}"] if self.microbatch else []
         return "_".join([self.framework, self.benchmark, str(self.use_case), *variants])
 
     def run_id(self, pair_stamp: str | None = None) -> str:
@@ -65,10 +70,12 @@ class Job:
         options += ["--precision", self.precision, "--target", self.target]
         options += ["--device", self.device] if self.device else []
         options += ["--batch_sizes", ",".join(map(str, self.batch_sizes))] if self.batch_sizes else []
+        options += ["--products", ",".join(self.products)] if self.products else []
+        options += ["--microbatch", str(self.microbatch)] if self.microbatch else []
         return [*options, f"--weights={self.weights}"] if self.weights else options
 
     def rows(self) -> list[Row]:
-        """The planned rows: one for each repeat, and in inference for each batch size.
+        """The planned rows: one for each repeat, and each batch size of inference or product of per-sample gradients.
 
         What only the job can know is left open.
         """
@@ -76,8 +83,12 @@ class Job:
         repeats = 1 if self.use_case == VALIDATE else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
         missing = {"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {}
-        missing |= dict.fromkeys(CURVE, "inference has no loss") if self.use_case == INFERENCE else {}
-        missing |= {} if self.use_case == INFERENCE else dict.fromkeys(LATENCY, "measured in inference alone")
+        if self.use_case != TRAIN:
+            missing |= dict.fromkeys(CURVE, NOT_HERE)
+        if self.use_case != INFERENCE:
+            missing |= dict.fromkeys(LATENCY, NOT_HERE)
+        if self.use_case != PER_SAMPLE:
+            missing |= dict.fromkeys(("product", "microbatch"), NOT_HERE)
         row = Row(
             framework=self.framework,
             benchmark=self.benchmark,
@@ -90,11 +101,16 @@ class Job:
             seed=SEED,
             weights=self.weights or f"seed {SEED}",
             attempt=self.attempt,
+            microbatch=self.microbatch,
             throughput_unit=benchmark.unit,
             missing=missing,
         )
-        sizes = (self.batch_sizes or preset.batch_sizes) if self.use_case == INFERENCE else (None,)
-        return [row.replace(repeat=repeat, batch_size=samples) for repeat in range(repeats) for samples in sizes]
+        points: list[dict[str, Any]] = [{}]
+        if self.use_case == INFERENCE:
+            points = [{"batch_size": samples} for samples in self.batch_sizes or preset.batch_sizes]
+        elif self.use_case == PER_SAMPLE:
+            points = [{"product": product} for product in self.products or PRODUCTS]
+        return [row.replace(repeat=repeat, **point) for repeat in range(repeats) for point in points]
 
 
 def seal(text: str) -> str:

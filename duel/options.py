@@ -7,9 +7,21 @@ import argparse
 import re
 from pathlib import Path
 
-from duel.catalogue import ALIASES, BENCHMARKS, DEVICE_KINDS, PRECISIONS, PRESETS, USE_CASES, VALIDATE
+from duel.catalogue import (
+    ALIASES,
+    BENCHMARKS,
+    DEVICE_KINDS,
+    INFERENCE,
+    PER_SAMPLE,
+    PRECISIONS,
+    PRESETS,
+    PRODUCTS,
+    USE_CASES,
+    VALIDATE,
+)
 from duel.record import STATUSES
 
+VARIANTS = ("batch_sizes", "products", "microbatch")  # options of some use cases, called as in ``duel.job.Job``
 PRETRAINED, SAFETENSORS = "pretrained", ".safetensors"
 TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -39,6 +51,27 @@ def batch_sizes(text: str) -> tuple[int, ...]:
         if not re.fullmatch(r"[1-9]\d{0,6}", number):
             raise argparse.ArgumentTypeError(f"{number!r} is no batch size; valid: numbers from 1 on, such as 1,8,32")
     return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def products(text: str) -> tuple[str, ...]:
+    """Products of per-sample gradients, separated by commas."""
+    return tuple(dict.fromkeys(_one_of("product", name, tuple(PRODUCTS)) for name in text.split(",")))
+
+
+def microbatch(text: str) -> int:
+    """A number of samples from 1 on."""
+    if not re.fullmatch(r"[1-9]\d{0,6}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of samples; valid: a number from 1 on")
+    return int(text)
+
+
+def check_use_case(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that are for another use case."""
+    if args.batch_sizes and args.use_case != INFERENCE:
+        parser.error(f"--batch_sizes: only use case {INFERENCE}, inference, takes several")
+    for name in ("products", "microbatch"):
+        if getattr(args, name) and args.use_case != PER_SAMPLE:
+            parser.error(f"--{name}: only use case {PER_SAMPLE}, per-sample gradients, takes it")
 
 
 def target_name(text: str) -> str:
@@ -92,6 +125,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="samples per call of inference (default: the preset's, "
         + "; ".join(f"{p.name} {','.join(map(str, p.batch_sizes))}" for p in PRESETS.values())
         + ")",
+    )
+    parser.add_argument(
+        "--products",
+        type=products,
+        default=(),
+        metavar="NAME,NAME",
+        help=f"of per-sample gradients ({', '.join(PRODUCTS)}; default: each of them)",
+    )
+    parser.add_argument(
+        "--microbatch",
+        type=microbatch,
+        metavar="N",
+        help="samples whose gradients are made at once, a divisor of the batch size (default: what fits the device)",
     )
     option("--device", DEVICE_KINDS, None, "kind of device")
     parser.add_argument(

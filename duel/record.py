@@ -29,10 +29,13 @@ CELL = (
     "precision",
     "mode",
     "batch_size",
+    "product",
+    "microbatch",
     "weights",
 )
 
 NOT_YET = "not reached"
+NOT_HERE = "no part of this use case"
 
 
 def column(meaning: str, unit: str = "") -> Any:
@@ -69,6 +72,8 @@ class Row:
     preset: str | None = column("measurement protocol")
     size: str | None = column("size of the benchmark")
     batch_size: int | None = column("samples per step over all devices", "samples")
+    product: str | None = column("what is made of the per-sample gradients")
+    microbatch: int | None = column("samples whose gradients are made at once on a device", "samples")
     repeat: int | None = column("which repeat of its cell within the run, from 0")
     dataset: str | None = column("where the samples came from; 'synthetic' is N(0,1) noise")
     seed: int | None = column("of weights and data")
@@ -121,9 +126,9 @@ class Row:
         return dataclasses.replace(self, **changes, missing=reasons)
 
     def with_cell(self) -> "Row":
-        """A copy whose ``cell`` and ``pair`` are computed from the fields of ``CELL``, which must all be known."""
+        """A copy with ``cell`` and ``pair`` from the fields of ``CELL``, all known, or ``missing`` for a reason."""
         values = {name: getattr(self, name) for name in CELL}
-        unknown = [name for name, value in values.items() if value is None]
+        unknown = [name for name, value in values.items() if value is None and name not in self.missing]
         assert not unknown, f"a cell needs {unknown}"
         pair = {name: value for name, value in values.items() if name != "framework"}
         return self.replace(cell=digest(values), pair=digest(pair))

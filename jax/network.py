@@ -23,9 +23,14 @@ from models import _layers
 COMPUTE = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
-def build(benchmark: Benchmark, size: str) -> nnx.Module:
-    """The model of ``benchmark`` at ``size``, without weights."""
-    return importlib.import_module(f"models.{benchmark.name}").build(**benchmark.sizes[size].model)
+def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nnx.Module:
+    """The model of ``benchmark`` at ``size``, without weights; ``per_sample``: group norms stand for batch norms."""
+    model = importlib.import_module(f"models.{benchmark.name}").build(**benchmark.sizes[size].model)
+    for _, module in list(nnx.iter_modules(model)) if per_sample else ():
+        for name, child in list(vars(module).items()):
+            if isinstance(child, _layers.BatchNorm):
+                setattr(module, name, _layers.GroupNorm.instead_of(child))
+    return model
 
 
 class Network:
@@ -36,6 +41,7 @@ class Network:
 
     execution = "jit"
     _donates = False
+    _per_sample = False
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class Network:
         self._device = devices.native(device)
         self._dtype = jnp.float64 if precision == "float64" else jnp.float32
         self._compute = COMPUTE.get(precision)
-        self._model = build(benchmark, size)
+        self._model = build(benchmark, size, self._per_sample)
         self.load(arrays)
         self._batches = [self._put_batch(batch) for batch in pool.batches]
 
@@ -72,7 +78,7 @@ class Network:
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
-        handle.block_until_ready()  # all results of one program become ready together
+        jax.tree.leaves(handle)[0].block_until_ready()  # all results of one program become ready together
 
     def accuracy(self, batch: Batch) -> float:
         """Share of ``batch`` that the model, with its running statistics, classifies rightly."""

@@ -6,6 +6,7 @@ compiled when it is new.
 
 import contextlib
 import importlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,16 +16,22 @@ from torch import nn
 
 import devices
 import weights
-from duel.catalogue import Benchmark
+from duel.catalogue import GROUPS, Benchmark
 from duel.measure.batches import Batch, Pool
 from duel.measure.device import Device
 
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def build(benchmark: Benchmark, size: str) -> nn.Module:
-    """The model of ``benchmark`` at ``size``, without weights."""
-    return importlib.import_module(f"models.{benchmark.name}").build(**benchmark.sizes[size].model)
+def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nn.Module:
+    """The model of ``benchmark`` at ``size``, without weights; ``per_sample``: group norms stand for batch norms."""
+    model = importlib.import_module(f"models.{benchmark.name}").build(**benchmark.sizes[size].model)
+    for module in list(model.modules()) if per_sample else ():
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                channels = child.num_features
+                setattr(module, name, nn.GroupNorm(math.gcd(GROUPS, channels), channels, child.eps))
+    return model
 
 
 class Network:
@@ -34,6 +41,7 @@ class Network:
     """
 
     execution = "eager"
+    _per_sample = False
 
     def __init__(
         self,
@@ -52,7 +60,7 @@ class Network:
         self._dtype = torch.float64 if precision == "float64" else torch.float32
         half = COMPUTE.get(precision)
         self._compute: Any = torch.autocast(self._device.type, half) if half else contextlib.nullcontext()
-        self._model = build(benchmark, size).to(self._device, self._dtype)
+        self._model = build(benchmark, size, self._per_sample).to(self._device, self._dtype)
         self.load(arrays)
         self._batches = [self._put_batch(batch) for batch in pool.batches]
 

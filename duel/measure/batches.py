@@ -33,8 +33,8 @@ class Batch:
                       nodes) int32 and weights of these edges, float32
     ================  ==========================================================================  ==================
 
-    Labels are int32; -1 is missing. Senders and receivers are positions among the nodes of the whole batch, N * nodes;
-    edges are sorted by receiver. Padding edges go from a padding node to itself.
+    Labels are int32; -1 is missing. Senders and receivers are positions among the nodes of their own graph, so that a
+    sample means the same in every batch; edges are sorted by receiver. Padding edges go from a padding node to itself.
     """
 
     inputs: tuple[npt.NDArray[np.float32 | np.int32], ...]
@@ -121,7 +121,7 @@ def _molecules(inputs: Molecules, samples: int, generator: np.random.Generator) 
         count = both_ways.shape[1]
         ends[sample, :, :count] = both_ways[:, np.argsort(both_ways[1], kind="stable")]
         node_mask[sample, :nodes], edge_mask[sample, :count] = 1, 1
-    senders, receivers = _shift(ends, inputs.nodes)
+    senders, receivers = ends[:, 0].copy(), ends[:, 1].copy()
     labels = _integers(2, (samples, inputs.tasks), generator)
     labels[generator.random(labels.shape) < MISSING_LABELS] = -1
     nodes_in = _normal((samples, inputs.nodes, inputs.node_features), generator)
@@ -145,14 +145,8 @@ def _citations(inputs: Citations, samples: int, generator: np.random.Generator) 
         weights[sample] = 1 / np.sqrt(degree[ends[sample, 0]] * degree[ends[sample, 1]])
         chosen = generator.choice(inputs.nodes, inputs.labelled, replace=False)
         labels[sample, chosen] = generator.integers(inputs.classes, size=inputs.labelled)
-    senders, receivers = _shift(ends, inputs.nodes)
-    return Batch((_normal((samples, inputs.nodes, inputs.features), generator), senders, receivers, weights), labels)
-
-
-def _shift(ends: npt.NDArray[np.int32], nodes: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Senders and receivers as positions in the whole batch, from those in each graph (N, 2, edges)."""
-    moved = ends + (np.arange(len(ends), dtype=np.int32) * nodes)[:, None, None]
-    return moved[:, 0].copy(), moved[:, 1].copy()
+    nodes_in = _normal((samples, inputs.nodes, inputs.features), generator)
+    return Batch((nodes_in, ends[:, 0].copy(), ends[:, 1].copy(), weights), labels)
 
 
 def _normal(shape: tuple[int, ...], generator: np.random.Generator) -> npt.NDArray[np.float32]:

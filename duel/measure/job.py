@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel.catalogue import FRAMEWORKS, INFERENCE, VALIDATE
+from duel.catalogue import FRAMEWORKS, VALIDATE
 from duel.errors import UserError
 from duel.job import ROOT, Job, script_state
 from duel.measure import probes, timing
 from duel.measure.row import InputError, describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
-from duel.options import SAFETENSORS, add_options, folder_name, target_name
+from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_case, folder_name, target_name
 from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
 from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc
 
@@ -56,14 +56,13 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         return measure(Run(args.run_folder), args.row, args.data, args.device, version)
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are needed")
-    if args.batch_sizes and args.use_case != INFERENCE:
-        parser.error(f"--batch_sizes: only use case {INFERENCE}, inference, takes several")
+    check_use_case(parser, args)
     if args.weights is not None and not args.weights.endswith(SAFETENSORS):
         parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
     options = {
         name: getattr(args, name)
-        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "batch_sizes")
-    }
+        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights")
+    } | {name: getattr(args, name) for name in VARIANTS}
     try:
         return _supervise(Job(framework=framework, **options), args.data)
     except OSError as error:

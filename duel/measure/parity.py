@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duel import datasets
-from duel.catalogue import PRECISIONS, SGD, AdamW, Benchmark, Tokens
+from duel.catalogue import PRECISIONS, PRODUCTS, SGD, AdamW, Benchmark, Tokens
 from duel.certificate import STEPS
 from duel.measure import batches, parameters
 from duel.measure.device import Device
@@ -41,12 +41,13 @@ def prove(
     size: str,
     device: Device,
     seed: int,
-    twin: Any,
+    training: Any,
+    per_sample: Any,
     shapes: Mapping[str, tuple[int, ...]],
     given: parameters.Arrays | None,
     say: Callable[[str], None],
 ) -> Arrays:
-    """All that is to be compared; ``twin`` is one side's class ``Training``.
+    """All that is to be compared, by one side's classes ``Training`` and ``PerSampleGradients``.
 
     ``shapes`` are those of all parameters and running statistics. ``given`` are weights to compute with instead of
     random ones.
@@ -67,6 +68,8 @@ def prove(
     float64/sensitivity/<parameter>        ‖difference‖ by which its gradient moves where all weights are moved by as
                                            much as float32 rounds values; for "losses" the largest relative difference.
                                            In float64: of the function, whatever this side's float32 is worth
+    float64/per-sample <product>/<name>    products of per-sample gradients, with group norms; at full size without
+                                           the gradients themselves
     <precision>/error/<quantity>           bf16, fp16, tf32: distance from this side's own float64 result, relative to
                                            it, of the logits and of all gradients together, the median over batches
     =====================================  =========================================================================
@@ -94,7 +97,7 @@ def prove(
 
     def start(optimizer: str, precision: str) -> Any:
         changed = dataclasses.replace(benchmark, optimizer=recipes[optimizer])
-        return twin(changed, size, pool, arrays, precision, device)
+        return training(changed, size, pool, arrays, precision, device)
 
     # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed outweighs
     # all rounding of its batch: so the median of several. A large one has gradients enough in one batch.
@@ -137,6 +140,14 @@ def prove(
             if precision == "float64" and optimizer == "sgd":
                 moves = _sensitivity(work, arrays, gradients, losses, seed)
                 found |= {f"float64/sensitivity/{name}": np.array(distance) for name, distance in moves.items()}
+    say("computing per-sample gradients in float64")
+    arrays = {name: array for name, array in arrays.items() if ".running_" not in name}
+    for product in PRODUCTS if size == "tiny" else ("norms", "clipped_sum"):
+        microbatch = samples if product == "materialised" else 1
+        work = per_sample(benchmark, size, pool, arrays, "float64", device, product=product, microbatch=microbatch)
+        work.compile()
+        named = work.named(work.step(0))
+        found |= {f"float64/per-sample {product}/{name}": array for name, array in named.items()}
     return found
 
 

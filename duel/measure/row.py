@@ -8,6 +8,7 @@ import ctypes
 import dataclasses
 import importlib
 import json
+import math
 import signal
 import sys
 import traceback
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from duel import certificate
-from duel.catalogue import BENCHMARKS, INFERENCE, PRECISIONS, PRESETS, USE_CASES, VALIDATE
+from duel.catalogue import BENCHMARKS, INFERENCE, PER_SAMPLE, PRECISIONS, PRESETS, TRAIN, USE_CASES, VALIDATE
 from duel.measure import batches, parameters, parity, probes, timing
 from duel.measure.sinks import MetricsWriter
 from duel.options import SAFETENSORS
@@ -80,9 +81,19 @@ def _initial_weights(row: Row, shapes: dict[str, tuple[int, ...]]) -> parameters
     return arrays
 
 
+def fitting(batch_size: int, parameters: int, memory_bytes: int | None) -> int:
+    """The microbatch: the largest divisor of ``batch_size`` whose float32 gradients fill an eighth of the memory.
+
+    Of what the device and the model are, and not of what a framework happens to need: so both sides take the same one.
+    """
+    most = (memory_bytes or 2**33) // 8 // (4 * parameters)
+    return max(n for n in range(1, batch_size + 1) if batch_size % n == 0 and n <= max(most, 1))
+
+
 def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: MetricsWriter) -> Row:
     benchmark, preset = BENCHMARKS[str(row.benchmark)], PRESETS[str(row.preset)]
-    number, seed, latency = row.row or 0, row.seed or 0, row.use_case == INFERENCE
+    number, seed, use_case = row.row or 0, row.seed or 0, USE_CASES[row.use_case or 0]
+    trains, latency = use_case.number == TRAIN, use_case.number == INFERENCE
 
     def phase(name: str) -> None:
         """Say what comes next, and keep what is known so far: a kill must not take it along."""
@@ -96,7 +107,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         device = devices.select(device_kind)
     except ValueError as error:
         raise InputError(str(error)) from error
-    proof = row.use_case == VALIDATE
+    proof, per_sample = use_case.number == VALIDATE, use_case.number == PER_SAMPLE
     # Inference says beforehand at which; how much else fits is known here.
     batch_size = row.batch_size or benchmark.sizes[str(row.size)].batch_size["cpu" if proof else device.kind]
     row = row.replace(
@@ -106,19 +117,32 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         driver=device.driver,
         batch_size=batch_size,
         missing={} if device.driver else {"driver": f"a {device.kind} device has none to ask"},
-    ).with_cell()
+    )
     precision = PRECISIONS[str(row.precision)]
     if device.kind not in precision.device_kinds:
         kinds = ", ".join(precision.device_kinds)
-        return row.replace(status=SKIPPED, cause=f"{precision.name} exists on {kinds} only; this is a {device.kind}")
+        said = f"{precision.name} exists on {kinds} only; this is a {device.kind}"
+        return row.with_cell().replace(status=SKIPPED, cause=said)
 
     network, weights = importlib.import_module("network"), importlib.import_module("weights")
     row = row.replace(code_sha256=certificate.code_sha256(benchmark.name, str(row.size)))
-    shapes = weights.shapes(network.build(benchmark, str(row.size)))
+    shapes = weights.shapes(network.build(benchmark, str(row.size), per_sample))
+    trainable = sum(math.prod(shape) for name, shape in shapes.items() if ".running_" not in name)
+    row = row.replace(parameters=trainable)
+    options: dict[str, Any] = {}
+    if per_sample:
+        microbatch = row.microbatch or fitting(batch_size, trainable, device.memory_bytes)
+        if batch_size % microbatch:
+            raise InputError(f"--microbatch {microbatch} does not divide the batch size, {batch_size}")
+        options, row = {"product": row.product, "microbatch": microbatch}, row.replace(microbatch=microbatch)
+    row = row.with_cell()
     if proof:
         given = _initial_weights(row, shapes) if str(row.weights).endswith(SAFETENSORS) else None
-        training = importlib.import_module("training").Training
-        found: dict[str, Any] = parity.prove(benchmark, str(row.size), device, seed, training, shapes, given, phase)
+        proved = (USE_CASES[TRAIN], USE_CASES[PER_SAMPLE])
+        training, per_sample_gradients = (getattr(importlib.import_module(u.module), u.work) for u in proved)
+        found: dict[str, Any] = parity.prove(
+            *(benchmark, str(row.size), device, seed), training, per_sample_gradients, shapes, given, phase
+        )
         found["versions"] = np.array(json.dumps(devices.versions()))
         np.savez(run.parity, **found)
         return row.replace(status=FINISHED)
@@ -128,14 +152,12 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
         pool = batches.pool(benchmark, str(row.size), batch_size, seed, data)
     except (ValueError, OSError) as error:
         raise InputError(str(error)) from error
-    name = USE_CASES[row.use_case or 0].work
-    work = getattr(importlib.import_module(name.lower()), name)(
-        benchmark, str(row.size), pool, arrays, precision.name, device
+    work = getattr(importlib.import_module(use_case.module), use_case.work)(
+        benchmark, str(row.size), pool, arrays, precision.name, device, **options
     )
     row = row.replace(
         execution=work.execution,
         dataset=pool.dataset,
-        parameters=sum(array.size for name, array in arrays.items() if ".running_" not in name),
         weights_sha256=parameters.sha256(arrays),
         data_sha256=pool.sha256,
     )
@@ -150,7 +172,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
     missing = {} if compile_seconds is not None else {"compile_seconds": f"{work.execution}: {why[work.execution]}"}
     row = row.replace(compile_seconds=compile_seconds, missing=missing)
 
-    if latency:
+    if not trains:
         phase("first call")
         first_step_seconds, since = timing.first_step(work)
         row, steps = row.replace(first_step_seconds=first_step_seconds), 1
@@ -180,7 +202,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Met
             "throughput": batch_size / step_seconds,
             "unit": benchmark.unit,
         }
-        if not latency:
+        if trains:
             values["loss"] = work.loss(handle)
         del handle
         progress = {"done": len(blocks) * block.steps, "needed": preset.iterations}

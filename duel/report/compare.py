@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from duel.certificate import VERIFIED
-from duel.record import FINISHED, Row
+from duel.record import FINISHED, NOT_HERE, Row
 from duel.results import Results, Run
 
 SHOWN = (
@@ -16,6 +16,8 @@ SHOWN = (
     "dataset",
     "size",
     "batch_size",
+    "product",
+    "microbatch",
     "precision",
     "execution",
     "device_name",
@@ -43,6 +45,8 @@ SHOWN = (
     "framework_version",
     "python_version",
 )
+# What tells apart the rows of one run that are not repeats of each other.
+POINT = ("batch_size", "product", "device_count")
 CURVE_STEPS = 50
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
 LATENCIES = [name for name in SHOWN if name.startswith("latency_seconds")]
@@ -72,12 +76,11 @@ NAMES = {
 
 def side_by_side(rows: list[Row]) -> str:
     """One column a row, one line a quantity with its unit; an empty value shows its reason."""
-    several = len({row.batch_size for row in rows}) > 1
+    varied = [name for name in POINT if len({getattr(row, name) for row in rows}) > 1]
     columns = {
-        f"{row.framework}"
-        + (f" {row.batch_size}" if several else "")
+        " ".join([str(row.framework), *(str(getattr(row, name)) for name in varied)])
         + (f" #{row.repeat}" if row.repeat else ""): _column(row)
-        for row in sorted(rows, key=lambda row: (row.repeat or 0, row.batch_size or 0))
+        for row in sorted(rows, key=lambda row: (row.repeat or 0, row.batch_size or 0, row.product or ""))
     }
     names = [_name(name, rows) for name in SHOWN]
     frame = pd.DataFrame(columns, index=names)
@@ -89,11 +92,9 @@ def remarks(rows: list[Row]) -> list[str]:
     done = [row for row in rows if row.status == FINISHED]
     if len({row.framework for row in done}) < 2:
         return ["Not both sides have finished: there is nothing to compare."]
-    points: dict[
-        tuple[int | None, int | None], list[Row]
-    ] = {}  # what was measured at each batch size and number of devices
+    points: dict[tuple[Any, ...], list[Row]] = {}
     for row in done:
-        points.setdefault((row.batch_size, row.device_count), []).append(row)
+        points.setdefault(tuple(getattr(row, name) for name in POINT), []).append(row)
     differing = [n for n in SAME_COMPUTATION if any(len({getattr(row, n) for row in p}) > 1 for p in points.values())]
     said = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
     if not differing:
@@ -121,7 +122,7 @@ def _column(row: Row) -> list[str]:
 
 def _text(name: str, value: Any, reason: str) -> str:
     if value is None:
-        return f"- ({reason})" if reason else ""
+        return "" if reason in ("", NOT_HERE) else f"- ({reason})"
     if name in UNITS:
         value = value * UNITS[name]
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -30,6 +30,7 @@ VALUES = {"float64": 1e-10, "fp32": 1e-5}
 # some lie so close to one that rounding decides, on each side at random, and a gradient then moves by as much as 1e-2
 # although all layers agree. float64, which rounds 1e9 times finer, holds to its bound without exception.
 GRADIENTS = {"float64": 1e-10, "fp32": 1e-5}
+GRADIENT_KINDS = ("gradients", "per-sample materialised", "per-sample clipped_sum")
 ZERO_GRADIENT = {
     "float64": float(np.finfo(np.float64).eps) / GRADIENTS["float64"],
     "fp32": float(np.finfo(np.float32).eps) / GRADIENTS["fp32"],
@@ -156,7 +157,8 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
     common = [name for name in shapes[1]["layers"] if name in shapes[0]["layers"]]
     skipped = {f"{p}/layers/{name}" for p in VALUES for s in shapes for name in s["layers"] if name not in common}
     skipped |= {"shapes", "versions"}
-    whole = {precision: min(_whole_gradient(side, precision) for side in (first, second)) for precision in GRADIENTS}
+    checks = [f"{precision} {kind}" for precision in GRADIENTS for kind in GRADIENT_KINDS]
+    whole = {check: min(_whole_gradient(side, check) for side in (first, second)) for check in checks}
     found = [*_structure(shapes[0], shapes[1], common)]
     for name in [*second, *(name for name in first if name not in second)]:
         if name in skipped:
@@ -170,13 +172,13 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
         elif name.endswith("_sha256"):
             found.append(Deviation(check, "", 0.0 if first[name] == second[name] else np.inf, 0.0, "they differ"))
         elif check == "float64 adamw after" and _shape(first, f"float64/gradients/{what}") == first[name].shape:
-            there = _has_gradient(first[f"float64/gradients/{what}"], whole["float64"])
+            there = _has_gradient(first[f"float64/gradients/{what}"], whole["float64 gradients"])
             error = _largest((first[name] - second[name])[there]) / (learning_rate * STEPS)
             found.append(Deviation(check, what, error, AFTER_ADAMW))
         elif check == "float64 sensitivity":
             scale, bound = 1.0, LOSSES["float64"]
             if (gradient := f"float64/gradients/{what}") in second and gradient in first:
-                least = ZERO_GRADIENT["float64"] * whole["float64"]
+                least = ZERO_GRADIENT["float64"] * whole["float64 gradients"]
                 scale, bound = _gradient_scale(first[gradient], second[gradient], least), GRADIENTS["float64"]
             found.append(Deviation(check, what, _ratio(abs(float(first[name] - second[name])), scale), bound))
         else:
@@ -184,7 +186,7 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
             if check in ("fp32 gradients", "fp32 sgd losses"):
                 moved = f"float64/sensitivity/{what or 'losses'}"
                 moves = min(float(np.min(side.get(moved, np.zeros(1)))) for side in (first, second))
-                least = ZERO_GRADIENT["fp32"] * whole["fp32"]
+                least = ZERO_GRADIENT["fp32"] * whole["fp32 gradients"]
                 scale = _gradient_scale(first[name], second[name], least) if what else 1.0
                 bound = max(bound, TIMES * _ratio(moves, scale))
             found.append(Deviation(check, what, error, bound))
@@ -211,10 +213,9 @@ def _compared(check: str, first: Array, second: Array, whole: dict[str, float]) 
     a, b = first.astype(np.float64), second.astype(np.float64)
     if kind == "error":
         return max(_ratio(float(a), float(b)), _ratio(float(b), float(a))), TIMES
-    if kind == "gradients":
-        return _ratio(_norm(a - b), _gradient_scale(a, b, ZERO_GRADIENT[precision] * whole[precision])), GRADIENTS[
-            precision
-        ]
+    if kind in GRADIENT_KINDS:
+        scale = _gradient_scale(a, b, ZERO_GRADIENT[precision] * whole[check])
+        return _ratio(_norm(a - b), scale), GRADIENTS[precision]
     if kind.endswith("losses"):
         return max(_ratio(abs(x - y), min(abs(x), abs(y))) for x, y in zip(a, b, strict=True)), LOSSES[precision]
     if kind.endswith("after"):
@@ -239,8 +240,8 @@ def _has_gradient(gradient: Array, whole: float) -> npt.NDArray[np.bool_]:
     return np.asarray(np.abs(gradient) > least)
 
 
-def _whole_gradient(side: Arrays, precision: str) -> float:
-    norms = [_norm(side[name]) for name in side if name.startswith(f"{precision}/gradients/")]
+def _whole_gradient(side: Arrays, check: str) -> float:
+    norms = [_norm(side[name]) for name in side if name.startswith(f"{check.replace(' ', '/', 1)}/")]
     return float(np.linalg.norm(norms))
 
 

@@ -5,11 +5,14 @@ None holds weights that mean anything before ``weights.load``. Images are (N, he
 
 import contextlib
 import contextvars
+import math
 from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from duel.catalogue import GROUPS
 
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
 
@@ -121,6 +124,29 @@ class BatchNorm(nnx.Module):
         running[...] = (1 - self.momentum) * running[...] + self.momentum * value
 
 
+class GroupNorm(nnx.Module):
+    """Group norm (Wu and He 2018, arXiv:1803.08494) as ``torch.nn.GroupNorm`` defines it, with a two-pass variance."""
+
+    def __init__(self, channels: int, groups: int, epsilon: float) -> None:
+        self.weight = nnx.Param(jnp.ones(channels))
+        self.bias = nnx.Param(jnp.zeros(channels))
+        self.groups, self.epsilon = groups, epsilon
+
+    @classmethod
+    def instead_of(cls, norm: BatchNorm) -> "GroupNorm":
+        """For the same channels, with the same epsilon; without weights."""
+        channels = norm.weight.shape[0]
+        return nnx.eval_shape(lambda: cls(channels, math.gcd(GROUPS, channels), norm.epsilon))
+
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        grouped = x.reshape(len(x), -1, self.groups, x.shape[-1] // self.groups)
+        wide = grouped.astype(jnp.promote_types(x.dtype, jnp.float32))
+        centred = wide - wide.mean((1, 3), keepdims=True)
+        var = jnp.square(centred).mean((1, 3), keepdims=True)
+        normal = (centred * jax.lax.rsqrt(var + self.epsilon)).reshape(x.shape)
+        return (normal * self.weight[...] + self.bias[...]).astype(x.dtype)
+
+
 class ConvNorm(nnx.Module):
     """torchvision's ``Conv2dNormActivation``: convolution "0", batch norm "1", then ``activation``, None for none."""
 
@@ -193,6 +219,11 @@ def _plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> 
     if causal:
         scores = jnp.where(jnp.tri(q.shape[1], dtype=bool), scores, -jnp.inf)
     return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores).astype(v.dtype), v)
+
+
+def joined(ends: jax.Array, nodes: int) -> jax.Array:
+    """(N * edges,): positions (N, edges) within graphs of ``nodes`` nodes, as positions among all nodes."""
+    return (ends + nodes * jnp.arange(len(ends), dtype=ends.dtype)[:, None]).reshape(-1)
 
 
 def segment_sum(values: jax.Array, segments: jax.Array, count: int, sorted_segments: bool = False) -> jax.Array:

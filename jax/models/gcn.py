@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models._layers import linear, segment_sum
+from models._layers import joined, linear, segment_sum
 
 
 def build(features: int, hidden: int, classes: int) -> nnx.Module:
@@ -37,6 +37,6 @@ class _GCN(nnx.Module):
     ) -> jax.Array:
         # The nodes of all graphs form one axis, and so do the edges.
         x = nodes.reshape(-1, nodes.shape[-1])
-        edges = senders.reshape(-1), receivers.reshape(-1), weights.reshape(-1)
+        edges = joined(senders, nodes.shape[1]), joined(receivers, nodes.shape[1]), weights.reshape(-1)
         x = nnx.relu(self.conv1(x, *edges))
         return self.conv2(x, *edges).reshape(*nodes.shape[:2], -1)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models._layers import LayerNorm, Linear, segment_sum
+from models._layers import LayerNorm, Linear, joined, segment_sum
 
 EPSILON = 1e-6
 
@@ -53,7 +53,7 @@ class _GraphNet(nnx.Module):
     ) -> jax.Array:
         # The nodes of all graphs form one axis, and so do the edges.
         graphs, count = len(nodes), node_mask.size
-        senders, receivers = senders.reshape(-1), receivers.reshape(-1)
+        senders, receivers = joined(senders, nodes.shape[1]), joined(receivers, nodes.shape[1])
         nodes = self.node_embedding(nodes.reshape(count, -1))
         edges = self.edge_embedding(edges.reshape(edge_mask.size, -1))
         context = jnp.zeros((graphs, self.tasks), node_mask.dtype)

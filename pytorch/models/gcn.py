@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models._layers import segment_sum
+from models._layers import joined, segment_sum
 
 
 def build(features: int, hidden: int, classes: int) -> nn.Module:
@@ -41,6 +41,6 @@ class _GCN(nn.Module):
     ) -> torch.Tensor:
         # The nodes of all graphs form one axis, and so do the edges.
         x = nodes.flatten(0, 1)
-        edges = senders.flatten(), receivers.flatten(), weights.flatten()
+        edges = joined(senders, nodes.shape[1]), joined(receivers, nodes.shape[1]), weights.flatten()
         x = functional.relu(self.conv1(x, *edges))
         return self.conv2(x, *edges).unflatten(0, nodes.shape[:2])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models._layers import segment_sum
+from models._layers import joined, segment_sum
 
 EPSILON = 1e-6
 
@@ -55,7 +55,7 @@ class _GraphNet(nn.Module):
     ) -> torch.Tensor:
         # The nodes of all graphs form one axis, and so do the edges.
         graphs, count = len(nodes), node_mask.numel()
-        senders, receivers = senders.flatten(), receivers.flatten()
+        senders, receivers = joined(senders, nodes.shape[1]), joined(receivers, nodes.shape[1])
         nodes = self.node_embedding(nodes.flatten(0, 1))
         edges = self.edge_embedding(edges.flatten(0, 1))
         context = node_mask.new_zeros(graphs, self.tasks)

@@ -1,0 +1,96 @@
+"""Per-sample gradients on one device: all of a product as one compiled program."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from flax import nnx
+
+import weights
+from duel.catalogue import CLIP_NORM, PRECISIONS, Benchmark
+from duel.measure.batches import Pool
+from duel.measure.device import Device
+from network import Network
+from training import LOSSES
+
+
+class PerSampleGradients(Network):
+    """One ``product`` of the catalogue for the batches of the pool, taken in turn, ``microbatch`` samples at a time.
+
+    Each sample's gradient is that of its own loss. Group norms stand for batch norms, which mix the samples.
+    """
+
+    _per_sample = True
+
+    def __init__(
+        self,
+        benchmark: Benchmark,
+        size: str,
+        pool: Pool,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        precision: str,
+        device: Device,
+        *,
+        product: str,
+        microbatch: int,
+    ) -> None:
+        self._product, self._microbatch = product, microbatch
+        self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
+        self._loss = LOSSES[benchmark.loss]
+        super().__init__(benchmark, size, pool, arrays, precision, device)
+
+    def step(self, index: int) -> Any:
+        """Dispatch the product of batch ``index`` modulo the pool, which may not be ready yet.
+
+        "materialised": for each parameter (N, ...). "norms": (N,). "clipped_sum": for each parameter the sum over the
+        samples, each of at most ``CLIP_NORM``.
+        """
+        return self._program(*self._state, *self._batches[index % len(self._batches)])
+
+    def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
+        """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms"."""
+        if self._product == "norms":
+            return {"norms": np.array(handle)}
+        rows = [handle]
+        if self._product == "materialised":
+            rows = [jax.tree.map(lambda leaf, i=i: leaf[i], handle) for i in range(len(jax.tree.leaves(handle)[0]))]
+        named = [weights.export(nnx.merge(self._graph, row, self._state[1])) for row in rows]
+        if self._product == "clipped_sum":
+            return named[0]
+        return {name: np.stack([row[name] for row in named]) for name in named[0]}
+
+    def _trace(self) -> Any:
+        return jax.jit(self._all).trace(*self._state, *self._batches[0])
+
+    def _all(self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array) -> Any:
+        def loss(parameters: Any, inputs: Any, label: jax.Array) -> jax.Array:
+            logits, _ = self._forward(parameters, statistics, tuple(x[None] for x in inputs), train=True)
+            return self._loss(logits, label[None]) * self._loss_scale
+
+        def some(samples: Any) -> Any:
+            gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(parameters, *samples)
+            return self._reduced(jax.tree.map(lambda gradient: gradient / self._loss_scale, gradients))
+
+        samples, size = (inputs, labels), self._microbatch
+        if size == len(labels):
+            return some(samples)
+        split = jax.tree.map(lambda array: array.reshape(-1, size, *array.shape[1:]), samples)
+        if self._product != "clipped_sum":
+            return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), jax.lax.map(some, split))
+        start = jax.tree.map(jnp.zeros_like, parameters)
+        return jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, some(part)), None), start, split)[0]
+
+    def _reduced(self, gradients: Any) -> Any:
+        """What the product keeps of the gradients (N, ...) of a microbatch."""
+        if self._product == "materialised":
+            return gradients
+        squares = [jnp.square(gradient).reshape(len(gradient), -1).sum(1) for gradient in jax.tree.leaves(gradients)]
+        norms = jnp.sqrt(functools.reduce(jnp.add, squares))
+        if self._product == "norms":
+            return norms
+        factors = jnp.minimum(1, CLIP_NORM / norms)  # of a gradient of zero: 1
+        return jax.tree.map(lambda gradient: jnp.tensordot(factors, gradient, 1), gradients)
