@@ -4,7 +4,7 @@
 # without a framework for main.py. requirements/install.sh makes them.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check envs driver-env jax-env pytorch-env test-env lock golden slurm clean tools
+.PHONY: help run test test-full check envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean tools
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -33,10 +33,10 @@ help: ## this list
 run: tools driver-env envs ## install what is missing, then ResNet-50 in both frameworks and the table
 	@$(python) main.py --benchmark resnet50 --use_case 1 --wait
 
-test: tools test-env envs ## all tests but those of 'make test-full'
+test: tools test-env envs opacus ## all tests but those of 'make test-full'
 	@$(python) -m pytest
 
-test-full: tools test-env envs ## what 'make test' leaves out: proofs at full size (90 minutes on two cores, 20 GiB)
+test-full: tools test-env envs opacus ## what 'make test' leaves out: proofs at full size (150 minutes on two cores, 20 GiB)
 	@$(python) -m pytest -m full -n0 -raP
 
 check: test-env ## ruff, mypy and the import contracts
@@ -56,18 +56,21 @@ jax-env: ## JAX's environment
 pytorch-env: ## PyTorch's environment
 	$(install) pytorch pytorch-$(PYTORCH) 'PyTorch for $(PYTORCH) (5.5 GB, some minutes)'
 
+opacus: pytorch-env ## adds Opacus to PyTorch's environment, for --mode opacus
+	$(install) --onto pytorch opacus 'Opacus (0.1 GB)'
+
 test-env: driver-env ## adds the tools of 'make test' and 'make check' to main.py's environment
 	$(install) --onto driver test 'the tools for tests and checks (0.2 GB)'
 
-# driver first: test is held to its versions.
-LOCKS = driver test jax-cpu jax-cuda13 jax-cuda12 jax-tpu pytorch-cuda13 pytorch-cuda12 uv
+# driver first: test is held to its versions. Opacus' other needs are in PyTorch's lock, whichever that is.
+LOCKS = driver test jax-cpu jax-cuda13 jax-cuda12 jax-tpu pytorch-cuda13 pytorch-cuda12 opacus uv
 lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versions)
 	$(install) uv uv 'uv, which writes the lock files (0.1 GB)'
 	@cd requirements && for lock in $(LOCKS); do \
 	    echo "requirements/$$lock.txt"; \
-	    if [ $$lock = test ]; then constraint='--constraint driver.txt'; else constraint=; fi; \
+	    case $$lock in test) more='--constraint driver.txt';; opacus) more=--no-deps;; *) more=;; esac; \
 	    ../.venv/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	        --only-binary :all: $(if $(UPGRADE),--upgrade) $$constraint $$lock.in --output-file $$lock.txt || exit 1; \
+	        --only-binary :all: $(if $(UPGRADE),--upgrade) $$more $$lock.in --output-file $$lock.txt || exit 1; \
 	done
 
 golden: test-env ## rewrite tests/golden and the columns in results/README.md from the code

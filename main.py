@@ -11,14 +11,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from duel.catalogue import FRAMEWORKS, PRESETS, VALIDATE
+from duel.catalogue import FRAMEWORKS, VALIDATE
 from duel.errors import UserError
 from duel.options import (
-    VARIANTS,
     add_options,
     add_selection,
     benchmark_names,
-    check_use_case,
+    check_use_cases,
     has_selection,
     target_name,
     weights_source,
@@ -39,7 +38,7 @@ def command_line() -> argparse.ArgumentParser:
         epilog="Options without a command start jobs. 'main.py COMMAND --help' explains a command.",
         allow_abbrev=False,
     )
-    add_options(parser)
+    add_options(parser, several=True)
     parser.add_argument("--framework", choices=tuple(FRAMEWORKS), help="only this side (default: both)")
     parser.add_argument(
         "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its 'default')"
@@ -100,8 +99,8 @@ def main(arguments: list[str] | None = None) -> int:
             case None:
                 if args.benchmark is None or args.use_case is None:
                     parser.error("--benchmark and --use_case are needed, or a command; see --help")
-                check_use_case(parser, args)
-                if args.use_case == VALIDATE:
+                check_use_cases(parser, args, args.use_case)
+                if VALIDATE in args.use_case:
                     parser.error("a validation is compared, too: 'main.py validate --benchmark NAME' does both")
                 return submit(args, results)
             case "status":
@@ -142,32 +141,14 @@ def say(words: str) -> None:
 
 
 def submit(args: argparse.Namespace, results: "Results") -> int:
-    """Render one script per framework and start them on the target."""
-    from duel.job import Job
-    from duel.launch import cluster, directives, script
+    """Render one script for each benchmark, use case and framework, and start them on the target."""
+    from duel.launch import cluster, directives, plan, script
 
     described = cluster.load(ROOT / "cluster.yaml")
-    name, target = described.target(args.target)
-    frameworks = [args.framework] if args.framework else []
-    for framework in FRAMEWORKS if not frameworks else ():
-        if getattr(target.python, framework) is None:
-            print(f"{framework}: left out, target {name!r} has no interpreter for it", file=sys.stderr)
-        else:
-            frameworks.append(framework)
-    weights = None
-    if args.weights is not None:
-        from duel.launch import pretrained
-
-        size = PRESETS[args.preset].size
-        weights = pretrained.resolve(args.weights, args.benchmark, size, name, target, results)
-    jobs = [
-        Job(
-            *(framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name),
-            weights=weights,
-            **{name: getattr(args, name) for name in VARIANTS},
-        )
-        for framework in frameworks
-    ]
+    jobs = plan.jobs(args, described, results)
+    if len(args.benchmark) * len(args.use_case) > 1:
+        say(plan.table(jobs))
+    target = described.targets[jobs[0].target]
     if args.dry_run:
         texts = [script.render(job, target) for job in jobs]
         for path, text in zip(script.write(jobs, texts, say), texts, strict=True):

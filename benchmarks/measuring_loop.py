@@ -1,17 +1,22 @@
 """What the measuring loop itself costs: its step time over that of a bare hand-written loop, in one framework.
 
-    .venv/jax/bin/python benchmarks/measuring_loop.py jax
-    .venv/pytorch/bin/python benchmarks/measuring_loop.py pytorch
+    .venv/jax/bin/python benchmarks/measuring_loop.py jax 1
+    .venv/pytorch/bin/python benchmarks/measuring_loop.py pytorch 1
 
-Blocks of both loops alternate in the order A B B A over the same model, batches and compiled step in one process. The
-ratio is exp(mean log ratio of the pairs) with its 95 % t interval; the upper bound must be at most 1.01 on a step of at
-least 5 ms. Exit code 1 if it is not.
+The number is the use case, 1 to 5; for 2 and 4 there are two processes with half of the cores each. Blocks of both
+loops alternate in the order A B B A over the same model, batches and compiled step in one process. The ratio is
+exp(mean log ratio of the pairs) with its 95 % t interval; the upper bound must be at most 1.01 on a step of at least
+5 ms. Exit code 1 if it is not.
 """
 
+import functools
 import itertools
 import json
 import math
+import os
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,69 +27,113 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = 2000  # short blocks and many pairs: a shared machine disturbs for longer than a pair lasts
 BLOCK_SECONDS = 0.05
-BATCH_SIZE = 64
+BENCHMARK, PRODUCT = "mnist", "clipped_sum"
+BATCH_SIZES = {1: 64, 2: 128, 3: 64, 4: 64, 5: 512}  # for steps of some milliseconds more than 5
 BOUND = 1.01
 
+Loop = Callable[[int], float]
 
-def bare_jax(training: Any) -> Callable[[int], float]:
+
+def bare_jax(work: Any, use_case: int) -> Loop:
     def run(steps: int) -> float:
-        state, batches, train = training._state, training._batches, training._program
+        state, batches, program = work._state, work._batches, work._program
         start = time.perf_counter()
         for index in range(steps):
-            state, loss = train(state, *batches[index % len(batches)])
-        loss.block_until_ready()
+            batch = batches[index % len(batches)]
+            if use_case in (1, 2):
+                state, result = program(state, *batch)
+            else:
+                result = program(*state, batch[0]) if use_case == 5 else program(*state, *batch)
+        result = result if hasattr(result, "block_until_ready") else next(iter(result.values()))["kernel"]
+        result.block_until_ready()
         seconds = time.perf_counter() - start
-        training._state = state
+        work._state = state
         return seconds
 
     return run
 
 
-def bare_pytorch(training: Any) -> Callable[[int], float]:
+def bare_pytorch(work: Any, use_case: int) -> Loop:
+    import torch
+    from torch.func import functional_call, grad, vmap
     from torch.nn.functional import cross_entropy
 
-    model, optimizer, batches = training._model, training._optimizer, training._batches
+    model, batches = work._model, work._batches
+
+    def train(batch: Any) -> None:
+        (images,), labels = batch
+        work._optimizer.zero_grad(set_to_none=True)
+        cross_entropy(model(images), labels).backward()
+        work._optimizer.step()
+
+    def train_many(batch: Any) -> None:
+        (images,), labels, count = batch
+        work._optimizer.zero_grad(set_to_none=True)
+        (2 * cross_entropy(work._trained(images), labels, reduction="sum") / count).backward()
+        work._optimizer.step()
+
+    @torch.inference_mode()
+    def infer(batch: Any) -> None:
+        model(batch[0][0])
+
+    def loss(parameters: Any, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
+
+    each = vmap(grad(loss), (None, 0, 0))
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    @torch.no_grad()
+    def clip(batch: Any) -> None:
+        (images,), labels = batch
+        gradients = each(parameters, images, labels)
+        norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+        factors = (1 / norms).clamp(max=1)
+        sums = [torch.tensordot(factors, gradient, 1) for gradient in gradients.values()]
+        if use_case == 4:
+            torch.distributed.all_reduce(torch.cat([array.flatten() for array in sums]))
+
+    one = {1: train, 2: train_many, 3: clip, 4: clip, 5: infer}[use_case]
 
     def run(steps: int) -> float:
+        model.train(use_case != 5)
         start = time.perf_counter()
         for index in range(steps):
-            (images,), labels = batches[index % len(batches)]
-            optimizer.zero_grad(set_to_none=True)
-            cross_entropy(model(images), labels).backward()
-            optimizer.step()
+            one(batches[index % len(batches)])
         return time.perf_counter() - start
 
     return run
 
 
-def main(framework: str) -> int:
-    sys.path.insert(0, str(ROOT / framework))
-    sys.path.append(str(ROOT))
+def main(framework: str, use_case: int, world: Any) -> int:
+    import importlib
+
     from scipy import stats
 
     import devices
     import network
-    import training as twin
     import weights
-    from duel.catalogue import BENCHMARKS, Preset
+    from duel.catalogue import BENCHMARKS, USE_CASES, Preset
     from duel.measure import batches, parameters, timing
     from duel.measure.sinks import MetricsWriter
 
-    device = devices.select("cpu")
-    benchmark = BENCHMARKS["mnist"]
+    device = devices.select("cpu", world)
+    benchmark, case = BENCHMARKS[BENCHMARK], USE_CASES[use_case]
     arrays = parameters.initialise(weights.shapes(network.build(benchmark, "full")), 0)
+    options = {"product": PRODUCT, "microbatch": BATCH_SIZES[use_case] // world.size} if use_case in (3, 4) else {}
     with tempfile.TemporaryDirectory() as folder:
-        pool = batches.pool(benchmark, "full", BATCH_SIZE, 0, Path(folder))
-        training = twin.Training(benchmark, "full", pool, arrays, "fp32", device)
-        training.compile()
+        pool = batches.pool(benchmark, "full", BATCH_SIZES[use_case], 0, Path(folder))
+        kind = getattr(importlib.import_module(case.module), case.work)
+        work = kind(benchmark, "full", pool, arrays, "fp32", device, world, **options)
+        work.compile()
         emit = MetricsWriter(Path(folder) / "metrics.jsonl")
-        bare = {"jax": bare_jax, "pytorch": bare_pytorch}[framework](training)
-        steps = math.ceil(BLOCK_SECONDS / (bare(50) / 50))
+        bare = {"jax": bare_jax, "pytorch": bare_pytorch}[framework](work, use_case)
+        bare(5)
+        steps = int(work.agree(math.ceil(BLOCK_SECONDS / (bare(50) / 50))))
         one_block = Preset("", "", "full", 0, 0.0, steps, 1, 0.0, 1.0, 1)
 
         def harness() -> float:
-            ((block, loss),) = timing.time_blocks(training, one_block, 0, steps)
-            emit("block", row=0, step=block.steps, loss=training.loss(loss))
+            ((block, handle),) = timing.time_blocks(work, one_block, 0, steps)
+            emit("block", row=0, step=block.steps, loss=work.loss(handle) if use_case in (1, 2) else 0.0)
             return block.seconds
 
         loops = {"harness": harness, "bare": lambda: bare(steps)}
@@ -99,6 +148,7 @@ def main(framework: str) -> int:
     upper = math.exp(mean + half)
     result = {
         "framework": framework,
+        "use_case": use_case,
         "version": devices.versions()[{"jax": "jax", "pytorch": "torch"}[framework]],
         "device": device.name,
         "step_ms": round(step_ms, 2),
@@ -109,11 +159,35 @@ def main(framework: str) -> int:
         "bound": BOUND,
         "holds": upper <= BOUND and step_ms >= 5,
     }
-    print(json.dumps(result))
+    if world.size > 1:
+        devices.leave()
+    if world.rank == 0:
+        print(json.dumps(result))
     return 0 if result["holds"] else 1
 
 
+def start(framework: str, use_case: int) -> int:
+    sys.path.insert(0, str(ROOT / framework))
+    sys.path.append(str(ROOT))
+    from duel.measure import ranks
+    from duel.measure.device import ALONE, World
+
+    if use_case not in (2, 4):
+        return main(framework, use_case, ALONE)
+    if address := os.environ.get("MEET"):
+        rank = int(os.environ["RANK"])
+        if cpus := ranks.shares(2)[rank]:
+            os.sched_setaffinity(0, cpus)
+        return main(framework, use_case, World(rank, 2, rank, address))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        meet = {"MEET": f"127.0.0.1:{server.getsockname()[1]}"}
+    begin = functools.partial(subprocess.Popen, [sys.executable, *sys.argv])
+    processes = [begin(env=ranks.environment() | meet | {"RANK": str(rank)}) for rank in range(2)]
+    codes = [process.wait() for process in processes]
+    return codes[0]
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in ("jax", "pytorch"):
-        sys.exit("usage: measuring_loop.py jax|pytorch, with that framework's interpreter")
-    sys.exit(main(sys.argv[1]))
+    if len(sys.argv) != 3 or sys.argv[1] not in ("jax", "pytorch") or sys.argv[2] not in ("1", "2", "3", "4", "5"):
+        sys.exit("usage: measuring_loop.py jax|pytorch 1|2|3|4|5, with that framework's interpreter")
+    sys.exit(start(sys.argv[1], int(sys.argv[2])))

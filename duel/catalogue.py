@@ -494,15 +494,21 @@ ALIASES: Mapping[str, str] = MappingProxyType({"vit_base": "vit_b16", "nlp": "gp
 
 # What 'main.py validate' runs: no measurement, but the proof that both sides compute the same.
 VALIDATE = 0
-TRAIN, PER_SAMPLE, INFERENCE = 1, 3, 5
+TRAIN, TRAIN_MANY, PER_SAMPLE, PER_SAMPLE_MANY, INFERENCE = 1, 2, 3, 4, 5
+MANY = (TRAIN_MANY, PER_SAMPLE_MANY)  # devices
 USE_CASES: Mapping[int, UseCase] = MappingProxyType(
     {
         u.number: u
         for u in (
             UseCase(VALIDATE, "validate", "proof that both sides compute the same"),
             UseCase(TRAIN, "train_single", "training on one device", "training", "Training"),
+            UseCase(TRAIN_MANY, "train_multi", "training on many devices", "training", "Training"),
             UseCase(
                 *(PER_SAMPLE, "per_sample_gradients_single", "per-sample gradients on one device"),
+                *("per_sample_gradients", "PerSampleGradients"),
+            ),
+            UseCase(
+                *(PER_SAMPLE_MANY, "per_sample_gradients_multi", "per-sample gradients on many devices"),
                 *("per_sample_gradients", "PerSampleGradients"),
             ),
             UseCase(INFERENCE, "inference", "latency and throughput at several batch sizes", "inference", "Inference"),
@@ -518,6 +524,18 @@ PRODUCTS: Mapping[str, str] = MappingProxyType(
     }
 )
 CLIP_NORM = 1.0
+# Named sets of switches.
+DEFAULT, COMPILE, OPACUS = "default", "compile", "opacus"
+MODES: Mapping[str, str] = MappingProxyType(
+    {
+        DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
+        COMPILE: "both compile it: jax.jit, torch.compile",
+        OPACUS: "PyTorch by the hooks of this library, of networks that they know ('make opacus' installs it)",
+    }
+)
+# What stays the same as devices are added.
+WEAK, STRONG = "weak", "strong"
+SCALINGS: Mapping[str, str] = MappingProxyType({WEAK: "the batch on each device", STRONG: "the batch over all devices"})
 GROUPS = 32  # of a group norm, or the largest number that divides both this and its channels (Wu and He 2018)
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(

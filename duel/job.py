@@ -6,16 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PER_SAMPLE, PRESETS, PRODUCTS, TRAIN, VALIDATE
-from duel.record import COLUMNS, NOT_HERE, Row
+from duel.catalogue import (
+    BENCHMARKS,
+    DEFAULT,
+    FRAMEWORKS,
+    INFERENCE,
+    MANY,
+    PRESETS,
+    PRODUCTS,
+    USE_CASES,
+    VALIDATE,
+    WEAK,
+)
+from duel.record import COLUMNS, NOT_HERE, Row, digest
 from duel.results import RUN_ID, stamp
 
 SEED = 0
-MODE = "default"
 ROOT = Path(__file__).resolve().parent.parent
+MOST_LETTERS = 60
 RENDERED, EDITED = "rendered", "edited by hand"
 CURVE = ("loss_first", "loss_last", "loss_steps", "accuracy")
 LATENCY = tuple(column for column in COLUMNS if column.startswith("latency_"))
+SCALED = ("scaling_efficiency", "collective_seconds")
 _SEAL = "# sha256 of the other lines: "
 
 
@@ -35,18 +47,28 @@ class Job:
     changes: tuple[str, ...] = ()  # directives of this attempt alone, such as a longer --time
     attempt: int = 1
     weights: str | None = None  # a safetensors file, as run.py will find it; None: made from the seed
-    batch_sizes: tuple[int, ...] = ()  # of inference; empty: the preset's
+    batch_sizes: tuple[int, ...] = ()  # empty: the preset's for inference, else what fits the device
     products: tuple[str, ...] = ()  # of per-sample gradients; empty: all
     microbatch: int | None = None  # of per-sample gradients; None: what the job finds to fit
+    scaling: str = WEAK  # of many devices
+    mode: str = DEFAULT
 
     def __post_init__(self) -> None:
         assert self.framework in FRAMEWORKS
+        for name in ("changes", "batch_sizes", "products"):  # JSON has lists for them
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def ranks(self) -> int:
+        """Processes, one for each device."""
+        return self.nodes * self.devices_per_node
 
     @property
     def stem(self) -> str:
         """The script's name without '.sh': the plain one for the defaults, with a suffix for each variant."""
         variants = [self.precision] if self.precision != "fp32" else []
         variants += [self.preset] if self.preset != "standard" else []
+        variants += [self.mode] if self.mode != DEFAULT else []
         variants += [self.device] if self.device else []
         if self.weights:  # what main.py converts is called <benchmark>-<hash>
             name = Path(self.weights).stem.removeprefix(f"{self.benchmark}-")
@@ -55,7 +77,12 @@ class Job:
             variants.append("batch_" + "_".join(map(str, self.batch_sizes)))
         variants += self.products
         variants += [f"microbatch_{self.microbatch}"] if self.microbatch else []
-        return "_".join([self.framework, self.benchmark, str(self.use_case), *variants])
+        if self.use_case in MANY:
+            variants += [f"{self.nodes}x{self.devices_per_node}", *([self.scaling] if self.scaling != WEAK else [])]
+        name = "_".join([self.benchmark, str(self.use_case), *variants])
+        if len(name) > MOST_LETTERS:  # a run's id has it, and file and job names have their limits
+            name = f"{name[: MOST_LETTERS - 9]}_{digest({'name': name})[:8]}"
+        return f"{self.framework}_{name}"
 
     def run_id(self, pair_stamp: str | None = None) -> str:
         """A new run's id; both sides of a pair get one ``pair_stamp``: their ids differ in the framework only."""
@@ -71,11 +98,16 @@ class Job:
         options += ["--device", self.device] if self.device else []
         options += ["--batch_sizes", ",".join(map(str, self.batch_sizes))] if self.batch_sizes else []
         options += ["--products", ",".join(self.products)] if self.products else []
+        options += ["--mode", self.mode] if self.mode != DEFAULT else []
         options += ["--microbatch", str(self.microbatch)] if self.microbatch else []
+        if self.use_case in MANY:
+            options += ["--nodes", str(self.nodes), "--devices", str(self.devices_per_node), "--scaling", self.scaling]
         return [*options, f"--weights={self.weights}"] if self.weights else options
 
     def rows(self) -> list[Row]:
-        """The planned rows: one for each repeat, and each batch size of inference or product of per-sample gradients.
+        """The planned rows: one for each repeat, batch size, product of per-sample gradients, and number of devices.
+
+        On many devices, each is measured on one of them first: what its scaling is told by.
 
         What only the job can know is left open.
         """
@@ -83,12 +115,15 @@ class Job:
         repeats = 1 if self.use_case == VALIDATE else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
         missing = {"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {}
-        if self.use_case != TRAIN:
+        module, many = USE_CASES[self.use_case].module, self.use_case in MANY
+        if module != "training":
             missing |= dict.fromkeys(CURVE, NOT_HERE)
-        if self.use_case != INFERENCE:
+        if module != "inference":
             missing |= dict.fromkeys(LATENCY, NOT_HERE)
-        if self.use_case != PER_SAMPLE:
+        if module != "per_sample_gradients":
             missing |= dict.fromkeys(("product", "microbatch"), NOT_HERE)
+        if not many:
+            missing |= dict.fromkeys(("scaling", *SCALED), NOT_HERE)
         row = Row(
             framework=self.framework,
             benchmark=self.benchmark,
@@ -96,21 +131,28 @@ class Job:
             target=self.target,
             preset=self.preset,
             precision=self.precision,
-            mode=MODE,
+            mode=self.mode,
             size=preset.size,
             seed=SEED,
             weights=self.weights or f"seed {SEED}",
             attempt=self.attempt,
             microbatch=self.microbatch,
+            nodes=1,
+            scaling=self.scaling if many else None,
             throughput_unit=benchmark.unit,
             missing=missing,
         )
-        points: list[dict[str, Any]] = [{}]
-        if self.use_case == INFERENCE:
-            points = [{"batch_size": samples} for samples in self.batch_sizes or preset.batch_sizes]
-        elif self.use_case == PER_SAMPLE:
-            points = [{"product": product} for product in self.products or PRODUCTS]
-        return [row.replace(repeat=repeat, **point) for repeat in range(repeats) for point in points]
+        sizes = self.batch_sizes or (preset.batch_sizes if self.use_case == INFERENCE else (None,))
+        products = self.products or tuple(PRODUCTS) if module == "per_sample_gradients" else (None,)
+        alone: dict[str, Any] = {"missing": dict.fromkeys(SCALED, "on one device")} if many else {}
+        counts = [alone, {"nodes": self.nodes, "device_count": self.ranks}] if many else [{}]
+        return [
+            row.replace(repeat=repeat, batch_size=size, product=product, device_count=1).replace(**count)
+            for repeat in range(repeats)
+            for size in sizes
+            for product in products
+            for count in counts
+        ]
 
 
 def seal(text: str) -> str:

@@ -5,23 +5,39 @@ Kept apart from what obeys them, so that a wrong option is answered at once.
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from duel.catalogue import (
     ALIASES,
     BENCHMARKS,
+    DEFAULT,
     DEVICE_KINDS,
-    INFERENCE,
+    MANY,
+    MODES,
     PER_SAMPLE,
+    PER_SAMPLE_MANY,
     PRECISIONS,
     PRESETS,
     PRODUCTS,
+    SCALINGS,
     USE_CASES,
     VALIDATE,
+    WEAK,
 )
 from duel.record import STATUSES
 
-VARIANTS = ("batch_sizes", "products", "microbatch")  # options of some use cases, called as in ``duel.job.Job``
+# Options of some use cases alone, called as in ``duel.job.Job``, and of which.
+VARIANTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
+    {
+        "batch_sizes": tuple(number for number in USE_CASES if number != VALIDATE),
+        "products": (PER_SAMPLE, PER_SAMPLE_MANY),
+        "microbatch": (PER_SAMPLE, PER_SAMPLE_MANY),
+        "scaling": MANY,
+        "mode": (PER_SAMPLE, PER_SAMPLE_MANY),
+    }
+)
 PRETRAINED, SAFETENSORS = "pretrained", ".safetensors"
 TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -32,9 +48,11 @@ def benchmark_name(text: str) -> str:
 
 
 def benchmark_names(text: str) -> tuple[str, ...]:
-    """One benchmark, or all of them for "all"."""
-    name = _one_of("benchmark", ALIASES.get(text, text), (*BENCHMARKS, *ALIASES, "all"))
-    return tuple(BENCHMARKS) if name == "all" else (name,)
+    """Benchmarks, separated by commas; all of them for "all"."""
+    if text == "all":
+        return tuple(BENCHMARKS)
+    valid = (*BENCHMARKS, *ALIASES, "all")
+    return tuple(dict.fromkeys(_one_of("benchmark", ALIASES.get(name, name), valid) for name in text.split(",")))
 
 
 def use_case_number(text: str) -> int:
@@ -42,6 +60,13 @@ def use_case_number(text: str) -> int:
     names = {str(u.number): u.number for u in USE_CASES.values()} | {u.name: u.number for u in USE_CASES.values()}
     # What 'validate' starts is understood, since its scripts say it, but not offered.
     return names[text] if text in names else names[_one_of("use case", text, tuple(n for n in names if names[n]))]
+
+
+def use_case_numbers(text: str) -> tuple[int, ...]:
+    """Use cases by number or name, separated by commas; all of them for "all"."""
+    if text == "all":
+        return tuple(number for number in USE_CASES if number != VALIDATE)
+    return tuple(dict.fromkeys(use_case_number(name) for name in text.split(",")))
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:
@@ -58,20 +83,19 @@ def products(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_one_of("product", name, tuple(PRODUCTS)) for name in text.split(",")))
 
 
-def microbatch(text: str) -> int:
-    """A number of samples from 1 on."""
+def count(text: str) -> int:
+    """A number from 1 on."""
     if not re.fullmatch(r"[1-9]\d{0,6}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of samples; valid: a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 on is valid")
     return int(text)
 
 
-def check_use_case(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse options that are for another use case."""
-    if args.batch_sizes and args.use_case != INFERENCE:
-        parser.error(f"--batch_sizes: only use case {INFERENCE}, inference, takes several")
-    for name in ("products", "microbatch"):
-        if getattr(args, name) and args.use_case != PER_SAMPLE:
-            parser.error(f"--{name}: only use case {PER_SAMPLE}, per-sample gradients, takes it")
+def check_use_cases(parser: argparse.ArgumentParser, args: argparse.Namespace, asked: tuple[int, ...]) -> None:
+    """Refuse options that are for none of the use cases that are ``asked`` for."""
+    for name, takes in {**VARIANTS, "nodes": MANY, "devices": MANY}.items():
+        if getattr(args, name) != parser.get_default(name) and not set(takes) & set(asked):
+            those = " and ".join(f"{number} ({USE_CASES[number].name})" for number in takes)
+            parser.error(f"--{name} is for use cases {those} alone")
 
 
 def target_name(text: str) -> str:
@@ -101,8 +125,8 @@ def _one_of(what: str, text: str, valid: tuple[str, ...]) -> str:
     return text
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what is measured, the same for main.py and run.py."""
+def add_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """The options that say what is measured, the same for main.py and run.py; ``several`` at once for the former."""
 
     def option(name: str, valid: tuple[str, ...], default: str | None, text: str) -> None:
         words = f"{text} ({', '.join(valid)}; default: {default or 'the best the job finds'})"
@@ -110,11 +134,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             name, type=lambda given: _one_of(name, given, valid), default=default, metavar="NAME", help=words
         )
 
+    more = "; or several, separated by commas, or all" if several else ""
     parser.add_argument(
-        "--benchmark", type=benchmark_name, metavar="NAME", help=f"what to run ({', '.join(BENCHMARKS)})"
+        "--benchmark",
+        type=benchmark_names if several else benchmark_name,
+        metavar="NAME",
+        help=f"what to run ({', '.join(BENCHMARKS)}{more})",
     )
     cases = ", ".join(f"{u.number} {u.name}" for u in USE_CASES.values() if u.number != VALIDATE)
-    parser.add_argument("--use_case", type=use_case_number, metavar="N", help=f"how to run it ({cases})")
+    parser.add_argument(
+        "--use_case",
+        type=use_case_numbers if several else use_case_number,
+        metavar="N",
+        help=f"how to run it ({cases}{more})",
+    )
     option("--preset", tuple(PRESETS), "standard", "how long and how often to measure")
     option("--precision", tuple(PRECISIONS), "fp32", "precision policy of both sides")
     parser.add_argument(
@@ -122,7 +155,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=batch_sizes,
         default=(),
         metavar="N,N",
-        help="samples per call of inference (default: the preset's, "
+        help="samples per step, each a row of its own; of weak scaling on each device (default: what fits the device; "
+        "of inference the preset's, "
         + "; ".join(f"{p.name} {','.join(map(str, p.batch_sizes))}" for p in PRESETS.values())
         + ")",
     )
@@ -135,10 +169,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--microbatch",
-        type=microbatch,
+        type=count,
         metavar="N",
         help="samples whose gradients are made at once, a divisor of the batch size (default: what fits the device)",
     )
+    parser.add_argument("--nodes", type=count, metavar="N", help="of use cases with many devices (default: 1)")
+    parser.add_argument(
+        "--devices", type=count, metavar="N", help="on each node, of these use cases (default: all that it has)"
+    )
+    words = "; ".join(f"{name}: {text}" for name, text in MODES.items())
+    option("--mode", tuple(MODES), DEFAULT, f"of per-sample gradients, {words}")
+    words = "; ".join(f"{name}: {text}" for name, text in SCALINGS.items())
+    option("--scaling", tuple(SCALINGS), WEAK, f"what stays the same as devices are added, {words}")
     option("--device", DEVICE_KINDS, None, "kind of device")
     parser.add_argument(
         "--weights",

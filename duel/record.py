@@ -25,6 +25,8 @@ CELL = (
     "target",
     "device_kind",
     "device_count",
+    "nodes",
+    "scaling",
     "size",
     "precision",
     "mode",
@@ -63,10 +65,12 @@ class Row:
     device_name: str | None = column("as the device calls itself")
     device_kind: str | None = column("cpu, gpu, tpu or mps; found by the job, never typed")
     device_count: int | None = column("devices the row computed on")
+    nodes: int | None = column("machines that these devices are on")
+    scaling: str | None = column("what stays the same as devices are added: weak, each one's batch; strong, all of it")
     driver: str | None = column("version of the accelerator's driver")
     mode: str | None = column("named set of switches")
     execution: str | None = column(
-        "how the framework ran the step: jit, eager, or lazy (recorded, then compiled as one program)"
+        "how the framework ran the step: jit, eager, compiled (torch.compile), or lazy (recorded, then compiled)"
     )
     precision: str | None = column("precision policy")
     preset: str | None = column("measurement protocol")
@@ -101,6 +105,12 @@ class Row:
     latency_seconds_p50: float | None = column("median over these calls", "s")
     latency_seconds_p95: float | None = column("95th percentile over these calls", "s")
     latency_seconds_p99: float | None = column("99th percentile, from 1,000 calls on", "s")
+    scaling_efficiency: float | None = column(
+        "throughput / (devices x throughput on one of them, a row of the same run)", "share of 1"
+    )
+    collective_seconds: float | None = column(
+        "median of one all-reduce of as many numbers as the step's, alone and not overlapped", "s"
+    )
     compile_seconds: float | None = column("ahead-of-time trace, lower and compile of the step, caches as found", "s")
     first_step_seconds: float | None = column("the first synchronised step, after compile_seconds if there is one", "s")
     peak_memory_bytes: int | None = column("peak memory of the measured process; kind in peak_memory_kind", "B")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,37 @@ MATMUL_PRECISION = {
     "fp16": "default",
     "float64": "highest",
 }
+MEETING_SECONDS = 300  # a cold file system takes minutes to import a framework; a death is seen without this
 
 
-def select(kind: str | None) -> shared.Device:
+def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Device:
     """The device to compute on; None takes the best available. ValueError naming what is available instead.
 
-    Call it before anything else of JAX: it may still keep JAX from taking hold of an accelerator that is not wanted.
+    Call it before anything else of JAX: it may still keep JAX from taking hold of an accelerator that is not wanted,
+    and lets the processes of ``world`` find each other.
     """
     if kind == "cpu":
         jax.config.update("jax_platforms", "cpu")
+    if world.size > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            *(world.address, world.size, world.rank),
+            local_device_ids=None if kind == "cpu" else _local_device(world.local_rank),
+            cluster_detection_method="deactivate",  # what the launcher says may be of the node, and not of the job
+            initialization_timeout=MEETING_SECONDS,
+        )
     return shared.choose(kind, available())
+
+
+def _local_device(local_rank: int) -> int:
+    """Which of the GPUs that this process sees is its own: launchers show it all of the node's, or that one alone."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return local_rank % len(visible.split(",")) if visible else local_rank
+
+
+def leave() -> None:
+    """Part from the other processes of a world, once all of them are done."""
+    jax.distributed.shutdown()
 
 
 def available() -> list[shared.Device]:
@@ -37,7 +59,7 @@ def available() -> list[shared.Device]:
     found = []
     for kind in ("tpu", "gpu"):
         try:
-            devices = jax.devices(kind)
+            devices = jax.local_devices(backend=kind)
         except RuntimeError:  # no such platform
             continue
         name, count = devices[0].device_kind, len(devices)
@@ -51,7 +73,7 @@ def available() -> list[shared.Device]:
 
 def native(device: shared.Device) -> Any:
     """The framework's own object for the first device of ``device.kind``."""
-    return jax.devices(device.kind)[0]
+    return jax.local_devices(backend=device.kind)[0]
 
 
 def set_precision(policy: str) -> None:
@@ -62,7 +84,7 @@ def set_precision(policy: str) -> None:
 
 def peak_memory_bytes() -> tuple[int, str]:
     """Peak memory of this process so far, and what it counts: "allocator_peak" or "host_peak_rss"."""
-    statistics = jax.devices()[0].memory_stats() or {}
+    statistics = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in statistics:
         return statistics["peak_bytes_in_use"], "allocator_peak"
     return shared.host_peak_memory()

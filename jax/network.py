@@ -8,18 +8,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import devices
 import weights
 from duel.catalogue import Benchmark
 from duel.measure.batches import Batch, Pool
-from duel.measure.device import Device
+from duel.measure.device import ALONE, Device, World
 from models import _layers
 
+AXIS = "batch"  # of the mesh of all devices
+ALL, PARTS = P(), P(AXIS)  # what each device has whole, and what is cut along its first axis
 COMPUTE = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
@@ -36,7 +42,8 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nnx.Modu
 class Network:
     """A model whose weights, and the batches of ``pool``, lie on the device from the start.
 
-    ``arrays`` are the weights. ``precision`` is a policy of the catalogue or "float64".
+    ``arrays`` are the weights. ``precision`` is a policy of the catalogue or "float64". In a ``world`` of several
+    processes each has all weights, and its part of every batch.
     """
 
     execution = "jit"
@@ -51,9 +58,11 @@ class Network:
         arrays: Mapping[str, npt.NDArray[Any]],
         precision: str,
         device: Device,
+        world: World = ALONE,
     ) -> None:
         devices.set_precision(precision)
         self._device = devices.native(device)
+        self._mesh = jax.make_mesh((world.size,), (AXIS,)) if world.size > 1 else None
         self._dtype = jnp.float64 if precision == "float64" else jnp.float32
         self._compute = COMPUTE.get(precision)
         self._model = build(benchmark, size, self._per_sample)
@@ -85,7 +94,7 @@ class Network:
         parameters, statistics, *_ = self._state
         correct = 0
         for chunk in batch.chunks():
-            inputs, labels = self._put_batch(chunk)
+            inputs, labels = self._put_batch(chunk, ALL)
             logits = self._evaluate(parameters, statistics, inputs)
             correct += int((logits.argmax(1) == labels).sum())
         return correct / len(batch.labels)
@@ -111,7 +120,7 @@ class Network:
     def _forward(self, parameters: Any, statistics: Any, inputs: Any, train: bool) -> tuple[jax.Array, Any]:
         """(logits in full precision, running statistics after the pass)."""
         model = nnx.merge(self._graph, parameters, statistics)
-        with _layers.autocast(self._compute):
+        with _layers.autocast(self._compute), _layers.batch_over(AXIS if self._mesh and train else None):
             logits = model(*inputs, train=train)
         return logits.astype(self._dtype), nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
@@ -133,20 +142,54 @@ class Network:
 
         return jax.jit(forward)
 
-    def _put(self, tree: Any) -> Any:
-        """``tree`` on the device, its floats in the policy's storage type."""
+    def agree(self, value: float) -> float:
+        """What rank 0 has for ``value``: for decisions that all processes must take alike."""
+        if self._mesh is None:
+            return value
+        return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
+
+    def _over_devices(self, program: Any, arguments: Any, results: Any) -> Any:
+        """``program`` run by each device on its part, as the specs of ``arguments`` and ``results`` cut them."""
+        if self._mesh is None:
+            return program
+        # check_vma would make each device's gradients those of all, one all-reduce for every parameter
+        return jax.shard_map(program, mesh=self._mesh, in_specs=arguments, out_specs=results, check_vma=False)
+
+    def _sum(self, tree: Any) -> Any:
+        """Inside ``_over_devices``: the sum of all devices' ``tree``."""
+        if self._mesh is None:
+            return tree
+        if self._device.platform != "cpu":  # XLA joins the arrays there
+            return jax.lax.psum(tree, AXIS)
+        vector, tree_of = jax.flatten_util.ravel_pytree(tree)
+        return tree_of(jax.lax.psum(vector, AXIS))
+
+    @functools.cached_property
+    def _all_reduce(self) -> Any:
+        return jax.jit(self._over_devices(self._sum, (ALL,), ALL))
+
+    def all_reduce(self) -> Any:
+        """Dispatch one all-reduce of as much as the gradients are, and nothing else."""
+        return self._all_reduce(self._state[0])
+
+    def _put(self, tree: Any, spec: P = ALL) -> Any:
+        """``tree`` on the device, its floats in the policy's storage type; of several devices as ``spec`` cuts it."""
 
         def copy(array: Any) -> jax.Array:
             whole = np.issubdtype(array.dtype, np.integer)
+            array = np.asarray(array, None if whole else self._dtype)
+            if self._mesh is not None:
+                sharding = NamedSharding(self._mesh, spec)
+                return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part].copy())
             # never an alias of numpy's memory, which donation would then overwrite
-            return jax.device_put(np.asarray(array, None if whole else self._dtype), self._device, may_alias=False)
+            return jax.device_put(array, self._device, may_alias=False)
 
         return jax.tree.map(copy, tree)
 
-    def _put_batch(self, batch: Batch) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    def _put_batch(self, batch: Batch, spec: P = PARTS) -> tuple[tuple[jax.Array, ...], jax.Array]:
         # images as NHWC, the layout of the models
         inputs = tuple(array.transpose(0, 2, 3, 1) if array.ndim == 4 else array for array in batch.inputs)
-        return self._put(inputs), self._put(batch.labels)
+        return self._put(inputs, spec), self._put(batch.labels, spec)
 
 
 @contextlib.contextmanager

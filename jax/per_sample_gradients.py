@@ -1,4 +1,4 @@
-"""Per-sample gradients on one device: all of a product as one compiled program."""
+"""Per-sample gradients: all of a product as one compiled program."""
 
 import functools
 from collections.abc import Mapping
@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from flax import nnx
+from jax.experimental import multihost_utils
 
 import weights
-from duel.catalogue import CLIP_NORM, PRECISIONS, Benchmark
+from duel.catalogue import CLIP_NORM, DEFAULT, PRECISIONS, Benchmark
 from duel.measure.batches import Pool
-from duel.measure.device import Device
-from network import Network
+from duel.measure.device import ALONE, Device, World
+from network import ALL, PARTS, Network
 from training import LOSSES
 
 
@@ -34,14 +35,16 @@ class PerSampleGradients(Network):
         arrays: Mapping[str, npt.NDArray[Any]],
         precision: str,
         device: Device,
+        world: World = ALONE,
         *,
         product: str,
         microbatch: int,
+        mode: str = DEFAULT,  # compiled in every one
     ) -> None:
         self._product, self._microbatch = product, microbatch
         self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
         self._loss = LOSSES[benchmark.loss]
-        super().__init__(benchmark, size, pool, arrays, precision, device)
+        super().__init__(benchmark, size, pool, arrays, precision, device, world)
 
     def step(self, index: int) -> Any:
         """Dispatch the product of batch ``index`` modulo the pool, which may not be ready yet.
@@ -53,6 +56,8 @@ class PerSampleGradients(Network):
 
     def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
         """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms"."""
+        if self._mesh is not None and self._product != "clipped_sum":
+            handle = multihost_utils.process_allgather(handle, tiled=True)
         if self._product == "norms":
             return {"norms": np.array(handle)}
         rows = [handle]
@@ -64,7 +69,9 @@ class PerSampleGradients(Network):
         return {name: np.stack([row[name] for row in named]) for name in named[0]}
 
     def _trace(self) -> Any:
-        return jax.jit(self._all).trace(*self._state, *self._batches[0])
+        results = ALL if self._product == "clipped_sum" else PARTS  # gradients of samples stay where they were made
+        program = self._over_devices(self._all, (ALL, ALL, PARTS, PARTS), results)
+        return jax.jit(program).trace(*self._state, *self._batches[0])
 
     def _all(self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array) -> Any:
         def loss(parameters: Any, inputs: Any, label: jax.Array) -> jax.Array:
@@ -76,13 +83,15 @@ class PerSampleGradients(Network):
             return self._reduced(jax.tree.map(lambda gradient: gradient / self._loss_scale, gradients))
 
         samples, size = (inputs, labels), self._microbatch
+        summed = self._product == "clipped_sum"
         if size == len(labels):
-            return some(samples)
+            return self._sum(some(samples)) if summed else some(samples)
         split = jax.tree.map(lambda array: array.reshape(-1, size, *array.shape[1:]), samples)
-        if self._product != "clipped_sum":
+        if not summed:
             return jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), jax.lax.map(some, split))
         start = jax.tree.map(jnp.zeros_like, parameters)
-        return jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, some(part)), None), start, split)[0]
+        total, _ = jax.lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, some(part)), None), start, split)
+        return self._sum(total)
 
     def _reduced(self, gradients: Any) -> Any:
         """What the product keeps of the gradients (N, ...) of a microbatch."""

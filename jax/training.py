@@ -14,8 +14,8 @@ from flax import nnx
 import weights
 from duel.catalogue import PRECISIONS, SGD, AdamW, Benchmark
 from duel.measure.batches import Pool
-from duel.measure.device import Device
-from network import Network
+from duel.measure.device import ALONE, Device, World
+from network import ALL, PARTS, Network
 
 
 class Training(Network):
@@ -31,19 +31,23 @@ class Training(Network):
         arrays: Mapping[str, npt.NDArray[Any]],
         precision: str,
         device: Device,
+        world: World = ALONE,
     ) -> None:
         self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
         self._loss = LOSSES[benchmark.loss]
         self._optimizer = _optimizer(benchmark.optimizer)
-        super().__init__(benchmark, size, pool, arrays, precision, device)
+        super().__init__(benchmark, size, pool, arrays, precision, device, world)
+        if world.size > 1:
+            counts = [self._put(np.array(batch.present)) for batch in pool.batches]
+            self._batches = [(*batch, count) for batch, count in zip(self._batches, counts, strict=True)]
         self._trainable = weights.trainable(self._model)
         self._program: Any = self._train
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
         super().load(arrays)
-        moments = jax.device_put(self._optimizer.init(self._state[0]), self._device)
-        self._state = (*self._state, moments)
+        moments = jax.tree.map(np.asarray, self._optimizer.init(self._state[0]))
+        self._state = (*self._state, self._put(moments))
 
     def step(self, index: int) -> Any:
         """Dispatch one optimizer step on batch ``index`` modulo the pool; its loss, which may not be ready yet."""
@@ -65,18 +69,21 @@ class Training(Network):
         named = weights.export(nnx.merge(self._graph, gradients, statistics))
         return float(loss), np.array(logits), {name: named[name] for name in self._trainable}
 
-    def _update(self, state: Any, inputs: Any, labels: jax.Array) -> tuple[Any, jax.Array]:
+    def _update(self, state: Any, inputs: Any, labels: jax.Array, count: Any = None) -> tuple[Any, jax.Array]:
         parameters, statistics, moments = state
-        (loss, (statistics, _)), gradients = self._loss_and_gradients(parameters, statistics, inputs, labels)
+        (loss, (statistics, _)), gradients = self._loss_and_gradients(parameters, statistics, inputs, labels, count)
+        loss, gradients = self._sum((loss, gradients))
         updates, moments = self._optimizer.update(gradients, moments, parameters)
         return (optax.apply_updates(parameters, updates), statistics, moments), loss
 
-    def _loss_and_gradients(self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array) -> Any:
-        """((loss, (new running statistics, logits)), gradients)."""
+    def _loss_and_gradients(
+        self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array, count: Any = None
+    ) -> Any:
+        """((loss, (new running statistics, logits)), gradients); with ``count`` of all devices this one's share."""
 
         def scaled(parameters: Any) -> tuple[jax.Array, Any]:
             logits, changed = self._forward(parameters, statistics, inputs, train=True)
-            loss = self._loss(logits, labels)
+            loss = self._loss(logits, labels, count)
             return loss * self._loss_scale, (loss, (changed, logits))
 
         (_, result), gradients = jax.value_and_grad(scaled, has_aux=True)(parameters)
@@ -84,7 +91,8 @@ class Training(Network):
 
     @functools.cached_property
     def _train(self) -> Any:
-        return jax.jit(self._update, donate_argnums=0)
+        update = self._over_devices(self._update, (ALL, PARTS, PARTS, ALL), (ALL, ALL))
+        return jax.jit(update, donate_argnums=0)
 
     def _trace(self) -> Any:
         return self._train.trace(self._state, *self._batches[0])
@@ -108,16 +116,24 @@ def _optimizer(recipe: SGD | AdamW) -> optax.GradientTransformation:
             )
 
 
-def _softmax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean cross-entropy of ``logits`` (..., classes) over all ``labels`` (...) that are not -1."""
+def _softmax_loss(logits: jax.Array, labels: jax.Array, count: jax.Array | None = None) -> jax.Array:
+    """Cross-entropy of ``logits`` (..., classes) with all ``labels`` (...) that are not -1: sum / ``count``.
+
+    Without ``count`` the mean.
+    """
     each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
-    return each.mean(where=labels >= 0)
+    return _mean(each, labels, count)
 
 
-def _sigmoid_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean binary cross-entropy of ``logits`` (...) over all ``labels`` (...) that are not -1."""
+def _sigmoid_loss(logits: jax.Array, labels: jax.Array, count: jax.Array | None = None) -> jax.Array:
+    """Binary cross-entropy of ``logits`` (...) with all ``labels`` (...) that are not -1, the same way."""
     each = optax.sigmoid_binary_cross_entropy(logits, jnp.maximum(labels, 0).astype(logits.dtype))
-    return each.mean(where=labels >= 0)
+    return _mean(each, labels, count)
+
+
+def _mean(each: jax.Array, labels: jax.Array, count: jax.Array | None) -> jax.Array:
+    there = labels >= 0
+    return each.mean(where=there) if count is None else each.sum(where=there) / count
 
 
 LOSSES = {"softmax": _softmax_loss, "sigmoid": _sigmoid_loss}

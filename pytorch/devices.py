@@ -1,6 +1,7 @@
 """The devices PyTorch can compute on, how precisely they multiply, and what they used. Alone it prints JSON."""
 
 import dataclasses
+import datetime
 import importlib
 import json
 import sys
@@ -17,12 +18,13 @@ from duel.measure import device as shared
 FP32_PRECISION = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "fp16": "ieee", "float64": "ieee"}
 # The same on a TPU, as the twin has it. XLA's own default multiplies float32 in bfloat16.
 XLA_PRECISION = {"fp32": "highest", "tf32": "high", "bf16": "default", "fp16": "default", "float64": "highest"}
+MEETING_SECONDS = 300  # a cold file system takes minutes to import a framework; a death is seen without this
 
 
-def select(kind: str | None) -> shared.Device:
+def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Device:
     """The device to compute on; None takes the best available. ValueError naming what is available instead.
 
-    Call it before anything else of PyTorch, as in the twin.
+    Call it before anything else of PyTorch, as in the twin. It lets the processes of ``world`` find each other.
     """
     if kind == "tpu" and not shared.installed("torch_xla"):
         raise ValueError(
@@ -30,7 +32,24 @@ def select(kind: str | None) -> shared.Device:
             f"valid: an interpreter with torch_xla, or here: {', '.join(device.kind for device in available())}"
         )
     # To list an accelerator takes hold of it, and then its memory would be counted for what the processor did.
-    return shared.choose(kind, [shared.cpu()] if kind == "cpu" else available())
+    device = shared.choose(kind, [shared.cpu()] if kind == "cpu" else available())
+    if world.size > 1:
+        if device.kind == "gpu":
+            torch.cuda.set_device(world.local_rank % device.count)
+        torch.distributed.init_process_group(
+            "nccl" if device.kind == "gpu" else "gloo",
+            init_method=f"tcp://{world.address}",
+            rank=world.rank,
+            world_size=world.size,
+            timeout=datetime.timedelta(seconds=MEETING_SECONDS),
+        )
+    return device
+
+
+def leave() -> None:
+    """Part from the other processes of a world, once all of them are done."""
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 def available() -> list[shared.Device]:
@@ -55,7 +74,7 @@ def native(device: shared.Device) -> Any:
     """The framework's own object for the first device of ``device.kind``."""
     if device.kind == "tpu":
         return _xla().device()
-    return torch.device("cuda", 0) if device.kind == "gpu" else torch.device(device.kind)
+    return torch.device("cuda", torch.cuda.current_device()) if device.kind == "gpu" else torch.device(device.kind)
 
 
 def set_precision(policy: str) -> None:

@@ -1,10 +1,11 @@
 """The network of a benchmark on one device, with its weights and batches: what is trained, proved and evaluated.
 
-On a TPU, torch_xla only records the operations; ``hand_over`` gives them to the device as one program, which is
-compiled when it is new.
+On a TPU, torch_xla only records the operations; its ``sync`` gives them to the device as one program, which is compiled
+when it is new.
 """
 
 import contextlib
+import functools
 import importlib
 import math
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ import devices
 import weights
 from duel.catalogue import GROUPS, Benchmark
 from duel.measure.batches import Batch, Pool
-from duel.measure.device import Device
+from duel.measure.device import ALONE, Device, World
+from models import _layers
 
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,10 +36,21 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nn.Modul
     return model
 
 
+def _share_batch_norms(model: nn.Module, device: torch.device) -> None:
+    """Let batch norms in training take the statistics of all processes' batches together, as in the twin."""
+    if device.type != "cpu":
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return
+    for module in model.modules():  # torch's own refuses processors
+        if isinstance(module, nn.BatchNorm2d):
+            module.__class__ = _layers.SharedBatchNorm
+
+
 class Network:
     """A model whose weights, and the batches of ``pool``, lie on the device from the start.
 
-    ``arrays`` are the weights. ``precision`` is a policy of the catalogue or "float64".
+    ``arrays`` are the weights. ``precision`` is a policy of the catalogue or "float64". In a ``world`` of several
+    processes each has all weights, and its part of every batch.
     """
 
     execution = "eager"
@@ -51,18 +64,24 @@ class Network:
         arrays: Mapping[str, npt.NDArray[Any]],
         precision: str,
         device: Device,
+        world: World = ALONE,
     ) -> None:
         devices.set_precision(precision)
         self._device = devices.native(device)
+        self._world = world
         self._xla: Any = importlib.import_module("torch_xla") if device.kind == "tpu" else None
         if self._xla:
             self.execution = "lazy"
         self._dtype = torch.float64 if precision == "float64" else torch.float32
         half = COMPUTE.get(precision)
         self._compute: Any = torch.autocast(self._device.type, half) if half else contextlib.nullcontext()
-        self._model = build(benchmark, size, self._per_sample).to(self._device, self._dtype)
+        self._model = build(benchmark, size, self._per_sample)
+        if world.size > 1:
+            _share_batch_norms(self._model, self._device)
+        self._model = self._model.to(self._device, self._dtype)
+        self._trained: Any = self._model  # what is called in training
         self.load(arrays)
-        self._batches = [self._put_batch(batch) for batch in pool.batches]
+        self._batches = [self._put_batch(batch.part(world.rank, world.size)) for batch in pool.batches]
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
@@ -122,8 +141,25 @@ class Network:
         if self._model.training != train:  # it walks all modules, which a small network notices
             self._model.train(train)
         with self._compute:
-            logits = self._model(*inputs)
+            logits = (self._trained if train else self._model)(*inputs)
         return logits.to(self._dtype)
+
+    def agree(self, value: float) -> float:
+        """What rank 0 has for ``value``: for decisions that all processes must take alike."""
+        if self._world.size == 1:
+            return value
+        shared = torch.tensor(value, device=self._device)
+        torch.distributed.broadcast(shared, 0)
+        return float(shared)
+
+    def all_reduce(self) -> Any:
+        """Dispatch one all-reduce of as much as the gradients are, and nothing else."""
+        torch.distributed.all_reduce(self._like_gradients)
+
+    @functools.cached_property
+    def _like_gradients(self) -> torch.Tensor:
+        parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        return torch.zeros(parameters, dtype=self._dtype, device=self._device)
 
     def _put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)

@@ -1,5 +1,6 @@
-"""Per-sample gradients on one device by ``torch.func``, run eagerly, operation by operation."""
+"""Per-sample gradients by ``torch.func``, operation by operation or compiled, or by Opacus."""
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,13 +9,41 @@ import torch
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from duel.catalogue import CLIP_NORM, PRECISIONS, Benchmark
+from duel.catalogue import CLIP_NORM, COMPILE, DEFAULT, OPACUS, PRECISIONS, Benchmark
+from duel.errors import UserError
 from duel.measure.batches import Pool
-from duel.measure.device import Device
+from duel.measure.device import ALONE, Device, World
 from network import Network
 from training import LOSSES
 
 Gradients = dict[str, torch.Tensor]
+
+
+def _all_reduced(sums: Gradients) -> Gradients:
+    """The sums over all processes, by one all-reduce."""
+    vector = torch.cat([array.flatten() for array in sums.values()])
+    torch.distributed.all_reduce(vector)
+    parts = vector.split([array.numel() for array in sums.values()])
+    return {name: part.view_as(array) for (name, array), part in zip(sums.items(), parts, strict=True)}
+
+
+def _gathered(array: torch.Tensor, ranks: int) -> torch.Tensor:
+    """What all processes have, one behind the other."""
+    parts = [torch.empty_like(array) for _ in range(ranks)]
+    torch.distributed.all_gather(parts, array.contiguous())
+    return torch.cat(parts)
+
+
+def _hooked(model: torch.nn.Module) -> Any:
+    """``model`` with Opacus' hooks."""
+    try:
+        opacus = importlib.import_module("opacus")
+    except ImportError as error:
+        raise UserError("--mode opacus: the library is not installed here; 'make opacus' does it") from error
+    try:
+        return opacus.GradSampleModule(model, loss_reduction="sum")
+    except NotImplementedError as error:  # its validation
+        raise UserError(f"--mode opacus: {error}") from error
 
 
 class PerSampleGradients(Network):
@@ -33,17 +62,26 @@ class PerSampleGradients(Network):
         arrays: Mapping[str, npt.NDArray[Any]],
         precision: str,
         device: Device,
+        world: World = ALONE,
         *,
         product: str,
         microbatch: int,
+        mode: str = DEFAULT,
     ) -> None:
         self._product, self._microbatch = product, microbatch
         self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
         self._loss = LOSSES[benchmark.loss]
-        super().__init__(benchmark, size, pool, arrays, precision, device)
+        super().__init__(benchmark, size, pool, arrays, precision, device, world)
         self._model.train()
         # What is loaded later is written into the same memory.
         self._parameters = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        self._run: Any = self._some
+        if mode == COMPILE:
+            self.execution = "compiled"
+            self._run = torch.compile(self._some, fullgraph=True)
+        elif mode == OPACUS:
+            self._hooked = _hooked(self._model)
+            self._run = self._by_hooks
 
     def step(self, index: int) -> Any:
         """Dispatch the product of batch ``index`` modulo the pool, which may not be ready yet.
@@ -53,7 +91,7 @@ class PerSampleGradients(Network):
         """
         inputs, labels = self._batches[index % len(self._batches)]
         parts: list[Any] = [
-            self._some(tuple(array[start : start + self._microbatch] for array in inputs), part)
+            self._run(tuple(array[start : start + self._microbatch] for array in inputs), part)
             for start, part in zip(range(0, len(labels), self._microbatch), labels.split(self._microbatch), strict=True)
         ]
         result = parts[0]
@@ -64,6 +102,8 @@ class PerSampleGradients(Network):
                 result = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             else:
                 result = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
+        if self._world.size > 1 and self._product == "clipped_sum":  # gradients of samples stay where they were made
+            result = _all_reduced(result)
         if self._xla:
             self._xla.sync()
         return result
@@ -71,6 +111,8 @@ class PerSampleGradients(Network):
     def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
         """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms"."""
         arrays = {"norms": handle} if self._product == "norms" else handle
+        if self._world.size > 1 and self._product != "clipped_sum":
+            arrays = {name: _gathered(array, self._world.size) for name, array in arrays.items()}
         return {name: array.cpu().numpy() for name, array in arrays.items()}
 
     @torch.no_grad()
@@ -79,6 +121,24 @@ class PerSampleGradients(Network):
         # The others know no axis of samples, and would be called for one sample after the other.
         with sdpa_kernel(SDPBackend.MATH):
             gradients: Gradients = vmap(grad(self._sample_loss), (None, 0, 0))(self._parameters, inputs, labels)
+        return self._reduced(gradients)
+
+    def _by_hooks(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> Any:
+        """The same, each layer's part made by Opacus on the backward pass of the whole microbatch."""
+        self._hooked.zero_grad(set_to_none=True)  # and what is there of samples
+        with self._compute:
+            logits = self._hooked(*inputs)
+        losses = vmap(lambda logits, label: self._loss(logits[None], label[None]))(logits.to(self._dtype), labels)
+        (losses.sum() * self._loss_scale).backward()
+        gradients = {name: parameter.grad_sample for name, parameter in self._model.named_parameters()}
+        for name, parameter in self._model.named_parameters():
+            if gradients[name].shape != (len(labels), *parameter.shape):
+                raise UserError(f"Opacus takes something else for samples in {name}; valid: --mode default, compile")
+        with torch.no_grad():
+            return self._reduced(gradients)
+
+    def _reduced(self, gradients: Gradients) -> Any:
+        """What the product keeps of the gradients (N, ...) of a microbatch."""
         if self._loss_scale != 1:
             torch._foreach_div_(list(gradients.values()), self._loss_scale)
         if self._product == "materialised":

@@ -1,5 +1,6 @@
 """Training on one device: the optimizer step run eagerly, operation by operation."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,12 @@ from torch.nn import functional
 import weights
 from duel.catalogue import PRECISIONS, SGD, AdamW, Benchmark
 from duel.measure.batches import Pool
-from duel.measure.device import Device
+from duel.measure.device import ALONE, Device, World
 from network import Network
+
+# PyTorch 2.14 warns of the older name.
+_NAMES = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+SEND_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"
 
 
 class Training(Network):
@@ -26,11 +31,20 @@ class Training(Network):
         arrays: Mapping[str, npt.NDArray[Any]],
         precision: str,
         device: Device,
+        world: World = ALONE,
     ) -> None:
         self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
         self._loss = LOSSES[benchmark.loss]
         self._recipe = benchmark.optimizer
-        super().__init__(benchmark, size, pool, arrays, precision, device)
+        super().__init__(benchmark, size, pool, arrays, precision, device, world)
+        if world.size > 1:
+            self._batches = [
+                (*batch, torch.tensor(host.present, device=self._device))
+                for batch, host in zip(self._batches, pool.batches, strict=True)
+            ]
+            # Running statistics are alike on all ranks already.
+            options = {SEND_BUFFERS: False, "gradient_as_bucket_view": True}
+            self._trained = nn.parallel.DistributedDataParallel(self._model, **options)
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
@@ -46,7 +60,10 @@ class Training(Network):
         return loss
 
     def loss(self, handle: Any) -> float:
-        """The loss behind ``handle``."""
+        """The loss behind ``handle``, over all devices: where there are several, all ask for it together."""
+        if self._world.size > 1:
+            handle = handle.clone()
+            torch.distributed.all_reduce(handle)
         return float(handle)
 
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
@@ -60,15 +77,20 @@ class Training(Network):
         gradients = {name: p.grad.cpu().numpy().copy() for name, p in self._model.named_parameters()}
         return float(loss), logits.cpu().numpy(), gradients
 
-    def _backward(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, logits); the gradients are left in the parameters' ``grad``."""
+    def _backward(
+        self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, count: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(loss, logits); the gradients are left in the parameters' ``grad``. With ``count`` this device's share."""
         self._optimizer.zero_grad(set_to_none=True)
         logits = self._forward(inputs, train=True)
-        loss = self._loss(logits, labels)
-        if self._loss_scale == 1:
+        loss = self._loss(logits, labels, count)
+        # Between devices gradients are averaged where their sum is wanted.
+        scale = self._loss_scale * self._world.size
+        if scale == 1:
             loss.backward()
         else:
-            (loss * self._loss_scale).backward()
+            (loss * scale).backward()
+        if self._loss_scale != 1:
             torch._foreach_div_([p.grad for p in self._model.parameters()], self._loss_scale)
         return loss.detach(), logits.detach()
 
@@ -84,16 +106,22 @@ def _optimizer(recipe: SGD | AdamW, model: nn.Module) -> torch.optim.Optimizer:
             )
 
 
-def _softmax_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of ``logits`` (..., classes) over all ``labels`` (...) that are not -1."""
-    return functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-1)
+def _softmax_loss(logits: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:
+    """Cross-entropy of ``logits`` (..., classes) with all ``labels`` (...) that are not -1: sum / ``count``.
+
+    Without ``count`` the mean.
+    """
+    logits, labels = logits.flatten(0, -2), labels.flatten()
+    if count is None:
+        return functional.cross_entropy(logits, labels, ignore_index=-1)
+    return functional.cross_entropy(logits, labels, ignore_index=-1, reduction="sum") / count
 
 
-def _sigmoid_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean binary cross-entropy of ``logits`` (...) over all ``labels`` (...) that are not -1."""
+def _sigmoid_loss(logits: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:
+    """Binary cross-entropy of ``logits`` (...) with all ``labels`` (...) that are not -1, the same way."""
     there = (labels >= 0).to(logits.dtype)
     each = functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).to(logits.dtype), reduction="none")
-    return (each * there).sum() / there.sum()
+    return (each * there).sum() / (there.sum() if count is None else count)
 
 
 LOSSES = {"softmax": _softmax_loss, "sigmoid": _sigmoid_loss}

@@ -49,7 +49,8 @@ if [ -z "$onto" ]; then
 fi
 rm -f "$stamp"
 # By 'python -m': the scripts of an environment know its place, and not every system takes a space in it.
-# Wheels only: building one would fetch tools that no hash vouches for.
+# Wheels only: building one would fetch tools that no hash vouches for. A lock has all that is needed, or says on top
+# of what.
 PIP_USER=0 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
-    --require-hashes --only-binary :all: --requirement "$lock"
+    --require-hashes --no-deps --only-binary :all: --requirement "$lock"
 cp "$lock" "$stamp"

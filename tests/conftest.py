@@ -15,6 +15,9 @@ from slurm_cluster import SlurmCluster, missing_programs
 
 from duel.record import COLUMNS
 
+# Tests and their jobs run beside each other, and OpenMP's threads would wait for each other by spinning: three proofs
+# of PyTorch at once took 23 s so, and 8 s where they sleep.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 settings.register_profile("duel", deadline=None)  # a busy machine is no defect
 settings.load_profile("duel")
 

@@ -31,7 +31,7 @@ def test_the_command_line_is_pinned() -> None:
     ("arguments", "said"),
     [
         (["--benchmark", "resnet5", "--use_case", "1"], "unknown benchmark 'resnet5'; valid: resnet50, vit_b16, "),
-        (["--benchmark", "mnist", "--use_case", "9"], "unknown use case '9'; valid: 1, 3, 5, train_single"),
+        (["--benchmark", "mnist", "--use_case", "9"], "unknown use case '9'; valid: 1, 2, 3, 4, 5, train_single,"),
         (
             ["--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "1,0"],
             "'0' is no batch size; valid: numbers from",
@@ -39,8 +39,40 @@ def test_the_command_line_is_pinned() -> None:
         (["--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "-8"], "'-8' is no batch size"),
         (["--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "8,many"], "'many' is no batch size"),
         (
-            ["--benchmark", "mnist", "--use_case", "1", "--batch_sizes", "8"],
-            "only use case 5, inference, takes several",
+            ["--benchmark", "mnist,resnet5", "--use_case", "1"],
+            "unknown benchmark 'resnet5'; valid: resnet50, vit_b16, ",
+        ),
+        (["--benchmark", "mnist", "--use_case", "1,"], "unknown use case ''; valid: 1, 2, 3"),
+        (
+            ["--benchmark", "mnist", "--use_case", "3", "--products", "norms,hessian"],
+            "unknown product 'hessian'; valid: materialised, norms, clipped_sum",
+        ),
+        (
+            ["--benchmark", "mnist", "--use_case", "1", "--products", "norms"],
+            "--products is for use cases 3 (per_sample_gradients_single) and 4 (per_sample_gradients_multi) alone",
+        ),
+        (["--benchmark", "mnist", "--use_case", "1,5", "--devices", "2"], "--devices is for use cases 2 (train_multi)"),
+        (["--benchmark", "mnist", "--use_case", "2", "--devices", "0"], "'0': a number from 1 on is valid"),
+        (
+            ["--benchmark", "mnist", "--use_case", "2", "--devices", "9"],
+            "target 'local' gives 2 devices per node at most; 9 asked for",
+        ),
+        (["--benchmark", "mnist", "--use_case", "2", "--nodes", "3"], "target 'local' gives 1 nodes at most; 3 asked"),
+        (
+            ["--benchmark", "mnist", "--use_case", "4", "--devices", "1"],
+            "several devices are needed, and 1 node with 1 is what target 'local' gives or was asked for",
+        ),
+        (
+            ["--benchmark", "mnist,gnn", "--use_case", "2,4", "--devices", "1"],
+            "target 'local' takes none of it: nothing is left to run",
+        ),
+        (
+            ["--benchmark", "mnist", "--use_case", "2", "--scaling", "strong", "--batch_sizes", "9"],
+            "batch size 9 does not divide among 2 devices",
+        ),
+        (
+            ["--benchmark", "mnist", "--use_case", "3", "--batch_sizes", "9", "--microbatch", "4"],
+            "microbatch 4 does not divide the batch size on a device, 9",
         ),
         (["--benchmark", "mnist", "--use_case", "1", "--framework", "tf"], "invalid choice: 'tf'"),
         (

@@ -19,11 +19,13 @@ from golden import regenerate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRECISIONS, PRESETS, USE_CASES
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, MODES, PRECISIONS, PRESETS, PRODUCTS, SCALINGS, USE_CASES
 from duel.errors import UserError
 from duel.job import EDITED, RENDERED, Job, script_state
-from duel.launch import cluster, script
+from duel.launch import cluster, plan, script
 from duel.launch.cluster import Target
+from duel.options import check_use_cases
+from duel.results import Results
 
 GOLDEN = ROOT / "tests" / "golden"
 TARGETS = cluster.load(GOLDEN / "cluster.yaml").targets
@@ -418,7 +420,15 @@ pythons = st.fixed_dictionaries({"jax": value, "pytorch": mostly("python", None)
 names = mostly("gpu")
 OPTIONS: dict[str, st.SearchStrategy[str]] = {
     "--benchmark": st.sampled_from(list(BENCHMARKS)),
-    "--use_case": st.sampled_from(["1", "train_single"]),
+    "--use_case": st.sampled_from(["1", "train_multi", "3", "2,4", "inference"]),
+    "--framework": st.sampled_from(list(FRAMEWORKS)),
+    "--nodes": mostly("1", rarely=st.integers(0, 4).map(str)),
+    "--devices": mostly("1", "2", rarely=st.integers(0, 8).map(str)),
+    "--batch_sizes": mostly("8", "1,32"),
+    "--products": mostly(*PRODUCTS, "norms,materialised"),
+    "--microbatch": mostly("1", "4"),
+    "--scaling": st.sampled_from(list(SCALINGS)),
+    "--mode": st.sampled_from(list(MODES)),
     "--preset": st.sampled_from(list(PRESETS)),
     "--precision": st.sampled_from(list(PRECISIONS)),
     "--device": mostly("cpu", "gpu", "tpu"),
@@ -441,7 +451,7 @@ def cluster_files(draw: st.DrawFn) -> str:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    chosen = {"--benchmark", "--use_case", *draw(st.sets(st.sampled_from(sorted(OPTIONS)), max_size=3))}
+    chosen = {"--benchmark", "--use_case", "--framework", *draw(st.sets(st.sampled_from(sorted(OPTIONS)), max_size=3))}
     words = [word for name in sorted(chosen) for word in (name, draw(OPTIONS[name]))]
     if draw(st.integers(0, 9)) == 9:
         words[draw(st.integers(0, len(words) - 1))] = draw(odd_text)
@@ -459,15 +469,14 @@ def test_any_cluster_file_with_any_command_line_is_a_plan_or_a_clear_error(
     @given(
         file=cluster_files(),
         words=command_lines(),
-        framework=st.sampled_from(list(FRAMEWORKS)),
-        nodes=mostly(1, rarely=st.integers(2, 4)),
-        devices=mostly(1, rarely=st.integers(2, 8)),
     )
-    def each(file: str, words: list[str], framework: str, nodes: int, devices: int) -> None:
+    def each(file: str, words: list[str]) -> None:
         path.write_text(file)
+        said = io.StringIO()
         try:
-            with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 args = parser.parse_args(words)
+                check_use_cases(parser, args, args.use_case or ())
         except SystemExit as error:
             assert error.code in (0, 2)
             assert error.code == 0 or "main.py: error: " in said.getvalue()
@@ -476,17 +485,18 @@ def test_any_cluster_file_with_any_command_line_is_a_plan_or_a_clear_error(
         if args.benchmark is None or args.use_case is None:
             return
         try:
-            name, target = cluster.load(path).target(args.target)
-            job = Job(
-                framework, args.benchmark, args.use_case, args.preset, args.precision, args.device, name, nodes, devices
-            )
-            text = script.render(job, target, CHECKOUT)
+            described = cluster.load(path)
+            with contextlib.redirect_stderr(said):
+                jobs = plan.jobs(args, described, Results(tmp_path))
+            target = described.targets[jobs[0].target]
+            texts = [script.render(job, target, CHECKOUT) for job in jobs]
         except UserError as error:
-            assert re.match(r"cluster\.yaml|target '|unknown target ", str(error)), error
+            assert re.match(r"cluster\.yaml|(unknown )?target |several devices|--(micro)?batch", str(error)), error
             seen["error"] += 1
             return
         seen[target.scheduler] += 1
-        check(text, job, target)
+        for job, text in zip(jobs, texts, strict=True):
+            check(text, job, target)
 
     each()
     assert min(seen[what] for what in ("command line", "error", "local", "slurm")) > 50, seen
@@ -505,6 +515,7 @@ def check(text: str, job: Job, target: Target) -> None:
     if target.device and not job.device:
         command += ["--device", target.device]
     command.append(f"--data={target.data}")
+    command += ["--spawn"] if job.use_case in MANY and target.scheduler == "local" else []
     if target.scheduler == "local":
         assert read == []
         assert lines[-2] == f'exec "$python" {shlex.join(command)}'

@@ -30,6 +30,9 @@ class Steps:
     def loss(self, handle: int) -> float:
         return float(handle)
 
+    def agree(self, value: float) -> float:
+        return value
+
 
 def measured(monkeypatch: pytest.MonkeyPatch, seconds: float, preset: Preset) -> tuple[Steps, int, list[timing.Block]]:
     work = Steps(seconds)

@@ -17,11 +17,11 @@ def test_inference_has_a_row_for_each_batch_size(main: Main, checkout: Path) -> 
     assert [(row["framework"], row["batch_size"]) for row in rows] == [(f, b) for f in FRAMEWORKS for b in ("4", "1")]
     for row in rows:
         assert row["status"] == "finished", row["cause"]
-        assert row["latency_calls"] == "20"
+        assert 5 <= int(row["latency_calls"]) <= 20  # a busy machine has time for fewer
         p50, p95 = float(row["latency_seconds_p50"]), float(row["latency_seconds_p95"])
         assert 0 < p50 <= p95
         assert row["latency_seconds_p99"] == row["loss_first"] == ""
-        assert "20 calls; 1000 are needed" in row["missing"]
+        assert f"{row['latency_calls']} calls; 1000 are needed" in row["missing"]
         assert "no part of this use case" in row["missing"]
         assert float(row["throughput"]) == pytest.approx(int(row["batch_size"]) / float(row["step_seconds_p50"]))
         per_gb = float(row["throughput"]) / (int(row["peak_memory_bytes"]) / 1e9)

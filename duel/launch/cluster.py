@@ -204,6 +204,14 @@ class Target(_Strict):
     data: Line = "data"
     wandb: Wandb = Wandb()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _two_here(cls, given: Any) -> Any:
+        """This machine's CPUs count as two devices: what takes several can then be tried anywhere."""
+        if isinstance(given, dict) and given.get("scheduler") == "local":
+            return {"devices_per_node": [1, 2]} | given
+        return given
+
     @model_validator(mode="after")
     def _only_what_counts(self) -> "Target":
         unused = [name for name in SLURM_ONLY if name in self.model_fields_set]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from duel.catalogue import BENCHMARKS
 from duel.errors import UserError
 from duel.launch import queue, state
 from duel.options import FILTERS
@@ -64,7 +65,8 @@ def _facts(status: dict[str, Any]) -> dict[str, Any]:
     """What runs are chosen by. A run that was started by hand has it in its id alone."""
     job = status.get("job") or {}
     framework, _, rest = status["run_id"].partition("_")
-    benchmark = rest.partition("-")[0].rsplit("_", 1)[0]
+    named = [name for name in BENCHMARKS if rest.startswith(f"{name}_")]
+    benchmark = max(named, key=len, default="")
     said = {"framework": framework, "benchmark": benchmark, "target": status.get("target")}
     return said | {name: job[name] for name in said if name in job} | {"state": status["state"]}
 

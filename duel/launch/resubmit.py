@@ -212,7 +212,7 @@ def _propose(
 
 def _job(status: dict[str, Any]) -> Job | None:
     try:
-        return Job(**{**status["job"], "changes": tuple(status["job"]["changes"])})
+        return Job(**status["job"])
     except (TypeError, KeyError, AssertionError):
         return None
 

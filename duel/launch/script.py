@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from duel.catalogue import FRAMEWORKS, USE_CASES
+from duel.catalogue import FRAMEWORKS, MANY, USE_CASES
 from duel.errors import UserError
 from duel.job import EDITED, ROOT, Job, script_state, seal
 from duel.launch import directives
@@ -53,6 +53,8 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
         variables["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
     device = ["--device", target.device] if target.device and not job.device else []
     options = [*job.options, *device, f"--data={target.data}"]
+    if job.use_case in MANY and target.scheduler == "local":
+        options.append("--spawn")
     slurm = target.scheduler == "slurm"
     template = "slurm.sh.j2" if slurm else "job.sh.j2"
     text = ENVIRONMENT.get_template(template).render(

@@ -40,6 +40,19 @@ class Batch:
     inputs: tuple[npt.NDArray[np.float32 | np.int32], ...]
     labels: npt.NDArray[np.int32]
 
+    @property
+    def present(self) -> int:
+        """Labels that are not missing: what a mean loss is divided by, whichever device has them."""
+        return int((self.labels >= 0).sum())
+
+    def part(self, rank: int, ranks: int) -> "Batch":
+        """The ``rank``th of ``ranks`` parts of one size. Raises ValueError where there are none."""
+        samples, rest = divmod(len(self.labels), ranks)
+        if rest:
+            raise ValueError(f"batch size {len(self.labels)} does not divide among {ranks} devices")
+        part = slice(rank * samples, (rank + 1) * samples)
+        return Batch(tuple(array[part] for array in self.inputs), self.labels[part])
+
     def chunks(self) -> Iterator["Batch"]:
         """The batch, of samples that know nothing of each other, in parts of at most ``EVALUATION_CHUNK``."""
         for start in range(0, len(self.labels), EVALUATION_CHUNK):

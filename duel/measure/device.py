@@ -11,6 +11,22 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
+class World:
+    """The processes that compute a row together, one device each, as one of them sees them.
+
+    ``rank`` counts them over all nodes and ``local_rank`` on this one; they meet at ``address``, host:port of rank 0.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    address: str = ""
+
+
+ALONE = World()
+
+
+@dataclass(frozen=True)
 class Device:
     """A kind of device that a framework can compute on.
 

@@ -18,17 +18,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel.catalogue import FRAMEWORKS, VALIDATE
+from duel.catalogue import FRAMEWORKS, MANY, VALIDATE
 from duel.errors import UserError
 from duel.job import ROOT, Job, script_state
-from duel.measure import probes, timing
-from duel.measure.row import InputError, describe, measure
+from duel.measure import probes, ranks, timing
+from duel.measure.device import World
+from duel.measure.row import describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
-from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_case, folder_name, target_name
+from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_cases, folder_name, target_name
 from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
 from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc
 
 POLL_SECONDS = 0.5
+# How gloo, NCCL and the servers of both frameworks say that another process is gone.
+BEREAVED = ("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote")
+PORTS = 3  # tries at a row whose port somebody else takes
 GRACE_SECONDS = 20.0
 USER_ERROR = 2
 # Slurm's preemption and scancel, Ctrl-C, and the warning that our scripts ask for before a time limit.
@@ -44,7 +48,12 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", type=target_name, default="local", metavar="NAME", help="recorded in the rows")
     parser.add_argument("--data", type=folder_name, default=ROOT / "data", metavar="DIR", help="folder of data sets")
     parser.add_argument("--run_folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--row", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--spawn", action="store_true", help="start the processes for all devices, on this machine")
+    # Of a measuring process, from its supervisor:
+    for name in ("--row", "--rank", "--ranks", "--local_rank"):
+        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--cpus", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     try:
         version = importlib.metadata.version(FRAMEWORKS[framework])
@@ -53,18 +62,31 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
             f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' makes an interpreter that has"
         )
     if args.run_folder is not None:
-        return measure(Run(args.run_folder), args.row, args.data, args.device, version)
+        if args.cpus:  # before the framework makes its threads
+            os.sched_setaffinity(0, map(int, args.cpus.split(",")))
+        world = World(args.rank or 0, args.ranks or 1, args.local_rank or 0, args.meet)
+        code = measure(Run(args.run_folder), args.row, args.data, args.device, version, world)
+        if world.size > 1:
+            # Threads of both frameworks' collectives outlive these, and now and then crash an interpreter that is taken
+            # down ("terminate called without an active exception"), or wait there for ranks that are gone.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are needed")
-    check_use_case(parser, args)
+    check_use_cases(parser, args, (args.use_case,))
+    if args.use_case in MANY and (args.nodes or 1) * (args.devices or 1) < 2:
+        parser.error(f"use case {args.use_case} needs several devices: --devices, and --nodes, say how many")
     if args.weights is not None and not args.weights.endswith(SAFETENSORS):
         parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
     options = {
         name: getattr(args, name)
         for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights")
     } | {name: getattr(args, name) for name in VARIANTS}
+    options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
     try:
-        return _supervise(Job(framework=framework, **options), args.data)
+        return _supervise(Job(framework=framework, **options), args.data, args.spawn)
     except OSError as error:
         print(f"{framework}/run.py: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
         return USER_ERROR
@@ -98,12 +120,22 @@ def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
     return run
 
 
-def _supervise(job: Job, data: Path) -> int:
-    if int(os.environ.get("SLURM_PROCID") or 0) > 0:
-        return 0  # rank 0 says what is wrong with several tasks
+def _supervise(job: Job, data: Path, spawn: bool) -> int:
+    results = Results(ROOT / "results")
+    # -u: what a crash leaves unwritten in a buffer is what one needs to read.
+    command = [sys.executable, "-u", str(Path(sys.argv[0]).resolve())]
+    place = ranks.place()
+    if place.rank > 0:
+        if place.size != job.ranks:
+            return 0  # rank 0 says what is wrong
+        for number in STOPS:
+            signal.signal(number, _stop)
+        try:
+            return ranks.assist(place, ranks.meeting(results.folder), command)
+        except _Stopped as stopped:
+            return 128 + signal.Signals[str(stopped)].value
     for number in STOPS:
         signal.signal(number, _stop)
-    results = Results(ROOT / "results")
     # The script hands over its own text; what comes in by '$(...)' has lost the last line's end.
     script = os.environ.pop("DUEL_SCRIPT", None)
     script = None if script is None else script + "\n"
@@ -119,6 +151,7 @@ def _supervise(job: Job, data: Path) -> int:
     )
     print(f"run {run.id}, folder {os.path.relpath(run.folder, ROOT)}", flush=True)
     sink: WandbSink | None = None
+    team: _Team | None = None
     state, cause, code = FAILED, "", 1
     try:
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
@@ -131,21 +164,25 @@ def _supervise(job: Job, data: Path) -> int:
             rows = [row.replace(**common) for row in run.rows()]
             for row in rows:
                 run.write_row(row)
-            if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)) != 1:
-                raise InputError(f"one task is valid for use case {job.use_case}; the target starts {tasks} (--ntasks)")
+            if place.size != (1 if spawn else job.ranks):
+                raise UserError(
+                    f"{job.ranks} tasks are valid, one for each device of the job; the target starts {place.size} "
+                    "(--ntasks, --ntasks-per-node)"
+                )
             if job.use_case != VALIDATE:  # a proof has no curves to watch
                 sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
                 run.write_status(wandb=sink.note)
                 print(sink.note, flush=True)
             reader = MetricsReader(run.metrics)
-            # -u: what a crash leaves unwritten in a buffer is what one needs to read.
-            command = [sys.executable, "-u", str(Path(sys.argv[0]).resolve()), "--run_folder", str(run.folder)]
-            command += ["--data", str(data), *(["--device", job.device] if job.device else [])]
+            options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
+            team = _Team(run, job.ranks, results, command, options, spawn)
             for row in rows:
-                _run_row(run, row, command, reader, sink)
+                _run_row(run, row, team, reader, sink)
         state, cause, code = _verdict(run.rows())
-    except InputError as error:
+    except UserError as error:
         cause, code = f"input: {error}", USER_ERROR
+    except ranks.Missing as error:
+        cause = str(error)
     except _Stopped as stopped:
         state, cause, code = CANCELLED, f"ended by {stopped}", 128 + signal.Signals[str(stopped)].value
         if str(stopped) == signal.SIGUSR2.name:
@@ -157,6 +194,8 @@ def _supervise(job: Job, data: Path) -> int:
         # From here on a second signal must not cut the record short.
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
+        if team is not None:
+            team.close()
         run.settle(state=state, cause=cause, exit_code=code)
         try:
             results.merge(wait=False)
@@ -202,19 +241,86 @@ def _verdict(rows: list[Row]) -> tuple[str, str, int]:
     return FINISHED, "", 0
 
 
-def _run_row(run: Run, row: Row, command: list[str], reader: MetricsReader, sink: WandbSink | None) -> None:
-    """Measure one row in a fresh process and leave its row file at its end, whatever happens to that process."""
+class _Team:
+    """Who measures a run's rows: a process of this supervisor, and on many devices one of each other rank's."""
+
+    def __init__(
+        self, run: Run, size: int, results: Results, command: list[str], options: list[str], spawn: bool
+    ) -> None:
+        self._run, self._command, self._options = run, command, options
+        self._cpus = ranks.shares(size) if spawn else [[] for _ in range(size)]
+        self._spawned: list[subprocess.Popen[bytes]] = []
+        self.chief: ranks.Chief | None = None
+        if size == 1:
+            return
+        run.write_status(phase=f"waiting for {size - 1} other ranks")
+        if spawn:
+            os.environ["DUEL_MEETING"] = run.id
+        self.chief = ranks.Chief(size, ranks.meeting(results.folder))
+        try:
+            for rank in range(1, size) if spawn else ():
+                own = {"DUEL_RANK": str(rank), "DUEL_RANKS": str(size)}
+                self._spawned.append(
+                    subprocess.Popen([*command, *sys.argv[1:]], env=os.environ | own, start_new_session=True)
+                )
+            self.chief.gather()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, row: Row) -> "subprocess.Popen[bytes]":
+        """Start this row's measuring processes; returns the one here."""
+        number, here = row.row or 0, self._options
+        if self.chief is not None and row.device_count != 1:
+            here = [*here, *self.chief.start(self._run, number, self._options, self._cpus)]
+        here = [*here, "--cpus", ",".join(map(str, self._cpus[0]))] if self._cpus[0] else here
+        # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
+        return subprocess.Popen(
+            [*self._command, "--run_folder", str(self._run.folder), "--row", str(number), *here],
+            env=ranks.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """Send all home."""
+        if self.chief is not None:
+            self.chief.close()
+        for process in self._spawned:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(ranks.END_SECONDS)
+            process.kill()
+
+
+def _run_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: WandbSink | None) -> None:
+    """Measure one row and leave its row file at its end, whatever happens to its processes."""
+    for _ in range(PORTS):
+        deaths = _try_row(run, row, team, reader, sink)
+        if not any(ranks.port_taken(said) for said in deaths.values()):
+            return
+        print("somebody took the port in the meantime: the row begins again with another", flush=True)
+
+
+def _try_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: WandbSink | None) -> dict[int, str]:
+    """One try at a row; on many devices the end of what each rank said that ended as it should not have."""
     run.write_row(row.replace(status=RUNNING, started=utc()))
-    # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
-    process = subprocess.Popen(
-        [*command, "--row", str(row.row)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
+    before = run.log.stat().st_size if run.log.exists() else 0
+    process = team.start(row)
+    chief = team.chief if row.device_count != 1 else None
     copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
     copier.start()
+    deaths: dict[int, str] = {}
     try:
-        while process.poll() is None:
+        while process.poll() is None and not deaths:
             _pass_on(run, reader, sink)
             time.sleep(POLL_SECONDS)
+            deaths = chief.deaths() if chief else {}
+        if chief:
+            deaths = _wind_up(process, chief)
+            copier.join(GRACE_SECONDS)
+            if process.poll():
+                deaths = deaths | {0: ranks.tail(run.log, before)}
     finally:
         if process.poll() is None:
             process.terminate()
@@ -227,8 +333,61 @@ def _run_row(run: Run, row: Row, command: list[str], reader: MetricsReader, sink
         _pass_on(run, reader, sink)
         row = _with_partial_figures(run, run.read_row(row.row or 0))
         run.write_row(row)
-    if row.status not in TERMINAL:
+    if row.status == FINISHED and row.device_count != 1:
+        row = _with_efficiency(row, run.read_row((row.row or 0) - 1))  # planned just before
+        run.write_row(row)
+    others = {rank: said for rank, said in deaths.items() if rank}
+    if others:
+        for rank, said in others.items():
+            text = f"--- rank {rank}, the end of log.{rank}.txt\n{said}\n"
+            with open(run.log, "a", encoding="utf-8") as log:
+                log.write(text)
+            print(text, flush=True)
+        run.write_row(row.replace(status=FAILED, cause=_first_cause(row, process.returncode, others), ended=utc()))
+    elif row.status not in TERMINAL:
         run.write_row(row.replace(status=FAILED, cause=_cause(process.returncode), ended=utc()))
+    return deaths
+
+
+def _with_efficiency(row: Row, alone: Row) -> Row:
+    """``row`` of many devices with what its throughput is worth beside that ``alone``, on one of them."""
+    if alone.status != FINISHED or not alone.throughput or not row.throughput or not row.device_count:
+        return row.replace(missing={"scaling_efficiency": "the row on one device did not finish"})
+    return row.replace(scaling_efficiency=row.throughput / (row.device_count * alone.throughput))
+
+
+def _wind_up(process: "subprocess.Popen[bytes]", chief: ranks.Chief) -> dict[int, str]:
+    """End a row on many devices whose first process has ended: all others soon do, or are told to.
+
+    Returns what those said that ended by themselves and as they should not have: a death takes others along.
+    """
+    until = time.monotonic() + ranks.END_SECONDS
+    while time.monotonic() < until and not (chief.ended() and process.poll() is not None):
+        time.sleep(ranks.POLL_SECONDS)
+    deaths = chief.deaths()
+    if process.poll() is None:
+        process.terminate()
+    if not chief.ended():
+        chief.stop()
+        until = time.monotonic() + ranks.END_SECONDS
+        while time.monotonic() < until and not chief.ended():
+            time.sleep(ranks.POLL_SECONDS)
+    return deaths
+
+
+def _first_cause(row: Row, returncode: int, others: dict[int, str]) -> str:
+    """What became of all ranks, in one line; that one has lost another comes behind what that one died of."""
+    causes = [f"rank {rank}: {_last_line(said)}" for rank, said in others.items()]
+    if returncode > 0:  # else it was ended by us
+        own = row.cause or _cause(returncode)
+        if own.startswith("input: "):
+            return own
+        causes.insert(0, f"rank 0: {own}")
+    return "; ".join(sorted(causes, key=lambda said: any(words in said.lower() for words in BEREAVED)))
+
+
+def _last_line(said: str) -> str:
+    return next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing").strip()
 
 
 def _with_partial_figures(run: Run, row: Row) -> Row:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from duel.catalogue import Preset
 
+COLLECTIVES = 20  # that the time of one is the median of
 P99_CALLS = 1000  # fewer leave the 99th percentile to a handful of calls
 
 
@@ -24,6 +25,12 @@ class Work(Protocol):
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
+
+    def agree(self, value: float) -> float:
+        """What rank 0 of several processes has for ``value``."""
+
+    def all_reduce(self) -> Any:
+        """Dispatch one all-reduce of as much as the gradients are; of several processes only."""
 
 
 class Trained(Work, Protocol):
@@ -59,12 +66,12 @@ def warm_up(work: Work, preset: Preset, first_step: int, since: float) -> tuple[
     """
     steps = 1
     while True:
-        seconds, _ = time_block(work, first_step, steps)
+        seconds = work.agree(time_block(work, first_step, steps)[0])
         first_step += steps
         if seconds < preset.block_seconds:
             # 1.1: a block that is just long enough here would often be too short later
             steps = max(steps + 1, math.ceil(1.1 * steps * preset.block_seconds / seconds))
-        elif first_step >= preset.warmup_steps and time.perf_counter() - since >= preset.warmup_seconds:
+        elif first_step >= preset.warmup_steps and work.agree(time.perf_counter() - since) >= preset.warmup_seconds:
             return first_step, steps
 
 
@@ -75,7 +82,9 @@ def time_blocks(work: Work, preset: Preset, first_step: int, steps: int) -> Iter
     """
     taken, blocks = 0, 0
     start = time.perf_counter()
-    while taken < preset.iterations or (blocks < preset.blocks and time.perf_counter() - start < preset.max_seconds):
+    while taken < preset.iterations or (
+        blocks < preset.blocks and work.agree(time.perf_counter() - start) < preset.max_seconds
+    ):
         seconds, handle = time_block(work, first_step + taken, steps)
         yield Block(first_step + taken, steps, seconds), handle
         del handle
@@ -91,6 +100,16 @@ def time_calls(work: Work, preset: Preset, first_step: int) -> list[float]:
             break
         calls.append(time_block(work, first_step + len(calls), 1)[0])
     return calls
+
+
+def time_collective(work: Work) -> float:
+    """Median seconds of an all-reduce that is synchronised before and after."""
+    seconds = []
+    for _ in range(COLLECTIVES + 1):
+        start = time.perf_counter()
+        work.synchronize(work.all_reduce())
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])  # the first one sets up
 
 
 def latency(seconds: list[float]) -> dict[str, Any]:

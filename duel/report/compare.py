@@ -21,7 +21,12 @@ SHOWN = (
     "precision",
     "execution",
     "device_name",
+    "device_count",
+    "nodes",
+    "scaling",
     "throughput",
+    "scaling_efficiency",
+    "collective_seconds",
     "step_seconds_p50",
     "step_seconds_std",
     "iterations",
@@ -46,7 +51,9 @@ SHOWN = (
     "python_version",
 )
 # What tells apart the rows of one run that are not repeats of each other.
-POINT = ("batch_size", "product", "device_count")
+POINT = ("product", "batch_size", "device_count")
+# What only rows of many devices show.
+MANY = ("device_count", "nodes")
 CURVE_STEPS = 50
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
 LATENCIES = [name for name in SHOWN if name.startswith("latency_seconds")]
@@ -55,6 +62,7 @@ UNITS = {
     "step_seconds_p50": 1e3,
     "step_seconds_std": 1e3,
     "peak_memory_bytes": 2.0**-20,
+    "collective_seconds": 1e3,
 } | dict.fromkeys(LATENCIES, 1e3)
 NAMES = {
     "step_seconds_p50": "step time, median (ms)",
@@ -68,6 +76,8 @@ NAMES = {
     "framework_version": "version",
     "python_version": "Python",
     "device_name": "device",
+    "device_count": "devices",
+    "collective_seconds": "all-reduce alone (ms)",
     "batch_size": "batch size",
     "latency_calls": "latency calls (n)",
     **{name: f"latency, {name.rpartition('_')[2]} (ms)" for name in LATENCIES},
@@ -80,7 +90,7 @@ def side_by_side(rows: list[Row]) -> str:
     columns = {
         " ".join([str(row.framework), *(str(getattr(row, name)) for name in varied)])
         + (f" #{row.repeat}" if row.repeat else ""): _column(row)
-        for row in sorted(rows, key=lambda row: (row.repeat or 0, row.batch_size or 0, row.product or ""))
+        for row in sorted(rows, key=lambda row: (row.repeat or 0, row.product or "", row.batch_size or 0))
     }
     names = [_name(name, rows) for name in SHOWN]
     frame = pd.DataFrame(columns, index=names)
@@ -99,8 +109,8 @@ def remarks(rows: list[Row]) -> list[str]:
     said = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
     if not differing:
         said.append("Same initial weights, same samples in the same order (hashes agree).")
-    if len({row.execution for row in done}) > 1:
-        ways = ", ".join(f"{row.framework} {row.execution}" for row in done)
+    if len({row.execution == "eager" for row in done}) > 1:
+        ways = ", ".join(dict.fromkeys(f"{row.framework} {row.execution}" for row in done))
         said.append(f"Execution differs ({ways}): this shows what a newcomer gets, not which framework is faster.")
     for parity in dict.fromkeys(str(row.parity) for row in done):
         proved = parity == VERIFIED
@@ -117,7 +127,8 @@ def _name(name: str, rows: list[Row]) -> str:
 
 def _column(row: Row) -> list[str]:
     values: dict[str, Any] = row.to_dict()
-    return [_text(name, values[name], row.missing.get(name, "")) for name in SHOWN]
+    hidden = () if row.scaling else MANY
+    return ["" if name in hidden else _text(name, values[name], row.missing.get(name, "")) for name in SHOWN]
 
 
 def _text(name: str, value: Any, reason: str) -> str:
@@ -140,16 +151,15 @@ def curve_remark(runs: list[Run]) -> list[str]:
 
 def report(runs: list[Run], results: Results) -> str:
     """What ``--wait`` ends with: the table, its remarks, and where everything lies."""
-    rows = [results.with_parity(row) for run in runs for row in run.rows()]
-    lines = [
-        "",
-        side_by_side(rows),
-        "",
-        *remarks(rows),
-        *curve_remark(runs),
-        "",
-        f"CSV          {os.path.relpath(results.csv)}",
-    ]
+    pairs: dict[tuple[str | None, int | None], dict[Run, list[Row]]] = {}
+    for run in runs:
+        rows = [results.with_parity(row) for row in run.rows()]
+        pairs.setdefault((rows[0].benchmark, rows[0].use_case), {})[run] = rows
+    lines = []
+    for sides in pairs.values():
+        rows = [row for side in sides.values() for row in side]
+        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides))]
+    lines += ["", f"CSV          {os.path.relpath(results.csv)}"]
     for run in runs:
         lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")
         lines.append(

@@ -15,6 +15,23 @@ from flax import nnx
 from duel.catalogue import GROUPS
 
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
+_batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
+
+
+@contextlib.contextmanager
+def batch_over(axis: str | None) -> Iterator[None]:
+    """Batch norms that are traced inside take the statistics of all devices of the mesh's ``axis`` together."""
+    token = _batch_axis.set(axis)
+    try:
+        yield
+    finally:
+        _batch_axis.reset(token)
+
+
+def _over_batch(mean: jax.Array) -> jax.Array:
+    """The mean over all devices' batches, which are of one size, from the mean over this one's."""
+    axis = _batch_axis.get()
+    return mean if axis is None else jax.lax.pmean(mean, axis)
 
 
 @contextlib.contextmanager
@@ -109,9 +126,10 @@ class BatchNorm(nnx.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if train:
-            count = x.size // x.shape[-1]
-            mean = wide.mean((0, 1, 2))
-            var = jnp.square(wide - mean).mean((0, 1, 2))
+            axis = _batch_axis.get()
+            count = x.size // x.shape[-1] * (1 if axis is None else jax.lax.axis_size(axis))
+            mean = _over_batch(wide.mean((0, 1, 2)))
+            var = _over_batch(jnp.square(wide - mean).mean((0, 1, 2)))
             self._follow(self.running_mean, mean)
             self._follow(self.running_var, var * (count / (count - 1)))
         else:

@@ -1,0 +1,218 @@
+"""Per-sample gradients of the twins against what people use today, on the two CNNs of that literature.
+
+    .venv/jax/bin/python benchmarks/per_sample_gradients.py jax
+    make opacus && .venv/pytorch/bin/python benchmarks/per_sample_gradients.py pytorch
+
+JAX: each product against plain ``jit(vmap(grad))`` and the same reduction. PyTorch: the faster of its own modes against
+the fastest way of Opacus that gives the product (hooks, functorch, expanded weights, ghost clipping). All are warmed
+up; blocks alternate in the order A B B A in one process. The ratio is exp(mean log ratio of the pairs) with its 95 % t
+interval; the upper bound must be at most 1.05. Exit code 1 if one is not.
+"""
+
+import itertools
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+BENCHMARKS = ("mnist", "cifar10")
+BATCH_SIZE = 32
+BLOCK_SECONDS, PAIRS = 0.3, 60
+BOUND = 1.05
+
+Loop = Callable[[int], float]
+
+
+def stepping(work: Any) -> Loop:
+    """Seconds of steps of a twin."""
+
+    def run(steps: int) -> float:
+        start = time.perf_counter()
+        for index in range(steps):
+            handle = work.step(index)
+        work.synchronize(handle)
+        return time.perf_counter() - start
+
+    return run
+
+
+def jax_baselines(work: Any, product: str) -> dict[str, Loop]:
+    """``jit(vmap(grad))`` as one would write it, of the twin's own loss."""
+    import jax
+    import jax.numpy as jnp
+
+    parameters, statistics_, batches = *work._state, work._batches
+
+    def loss(parameters: Any, inputs: Any, label: Any) -> Any:
+        logits, _ = work._forward(parameters, statistics_, tuple(x[None] for x in inputs), train=True)
+        return work._loss(logits, label[None])
+
+    def plain(parameters: Any, inputs: Any, labels: Any) -> Any:
+        gradients = jax.vmap(jax.grad(loss), (None, 0, 0))(parameters, inputs, labels)
+        if product == "materialised":
+            return gradients
+        rows = [leaf.reshape(len(labels), -1) for leaf in jax.tree.leaves(gradients)]
+        norms = jnp.sqrt(sum((row * row).sum(1) for row in rows))
+        if product == "norms":
+            return norms
+        factors = jnp.minimum(1, 1 / norms)
+        return jax.tree.map(lambda leaf: jnp.einsum("n,n...->...", factors, leaf), gradients)
+
+    jitted = jax.jit(plain)
+
+    def run(steps: int) -> float:
+        start = time.perf_counter()
+        for index in range(steps):
+            result = jitted(parameters, *batches[index % len(batches)])
+        jax.block_until_ready(result)
+        return time.perf_counter() - start
+
+    return {"jit(vmap(grad))": run}
+
+
+def opacus_baselines(work: Any, product: str) -> dict[str, Loop]:
+    """Opacus' ways to the product."""
+    import copy
+
+    import torch
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
+    from torch.nn.functional import cross_entropy
+
+    def plain(module: Any) -> Callable[[Any], None]:
+        """As its optimizer does: gradients of samples, their norms, the sum of the clipped ones."""
+
+        def one(batch: Any) -> None:
+            (images,), labels = batch
+            module.zero_grad(set_to_none=True)
+            for parameter in module.parameters():
+                parameter.grad_sample = None
+            cross_entropy(module(images), labels, reduction="sum").backward()
+            if product == "materialised":
+                return
+            samples = [parameter.grad_sample for parameter in module.parameters()]
+            norms = torch.stack([each.reshape(len(each), -1).norm(2, dim=-1) for each in samples], dim=1).norm(2, dim=1)
+            if product == "clipped_sum":
+                factors = (1 / (norms + 1e-6)).clamp(max=1)
+                for each in samples:
+                    torch.einsum("i,i...", factors, each)
+
+        return one
+
+    def ghost(module: Any) -> Callable[[Any], None]:
+        """Norms without the gradients; the clipped sum by a second backward pass of the reweighted loss."""
+
+        def one(batch: Any) -> None:
+            (images,), labels = batch
+            module.zero_grad(set_to_none=True)
+            losses = cross_entropy(module(images), labels, reduction="none")
+            losses.sum().backward(retain_graph=product == "clipped_sum")
+            factors = module.get_clipping_coef()
+            if product == "clipped_sum":
+                module.zero_grad(set_to_none=True)
+                module.disable_hooks()
+                (factors * losses).sum().backward()
+                module.enable_hooks()
+
+        return one
+
+    ways: dict[str, Callable[[Any], None]] = {}
+    for name, build in {
+        "hooks": lambda model: plain(GradSampleModule(model, loss_reduction="sum")),
+        "functorch": lambda model: plain(GradSampleModule(model, loss_reduction="sum", force_functorch=True)),
+        "expanded weights": lambda model: plain(GradSampleModuleExpandedWeights(model, loss_reduction="sum")),
+        "ghost": lambda model: ghost(GradSampleModuleFastGradientClipping(model, loss_reduction="sum")),
+    }.items():
+        if name == "ghost" and product == "materialised":
+            continue  # what it avoids
+        try:
+            way = build(copy.deepcopy(work._model).train())
+            way(work._batches[0])
+            ways[name] = way
+        except Exception as error:  # whatever another's code raises is the reason that it cannot run
+            print(f"opacus {name} does not run here: {type(error).__name__}: {error}", file=sys.stderr)
+
+    def loop(way: Callable[[Any], None]) -> Loop:
+        def run(steps: int) -> float:
+            start = time.perf_counter()
+            for index in range(steps):
+                way(work._batches[index % len(work._batches)])
+            return time.perf_counter() - start
+
+        return run
+
+    return {f"opacus {name}": loop(way) for name, way in ways.items()}
+
+
+def main(framework: str) -> int:
+    sys.path.insert(0, str(ROOT / framework))
+    sys.path.append(str(ROOT))
+    from scipy import stats
+
+    import devices
+    import network
+    import per_sample_gradients
+    import weights
+    from duel.catalogue import BENCHMARKS as CATALOGUE
+    from duel.catalogue import COMPILE, DEFAULT, PRODUCTS
+    from duel.measure import batches, parameters
+
+    device = devices.select("cpu")
+    holds = True
+    for name, product in itertools.product(BENCHMARKS, PRODUCTS):
+        benchmark = CATALOGUE[name]
+        arrays = parameters.initialise(weights.shapes(network.build(benchmark, "full", True)), 0)
+        with tempfile.TemporaryDirectory() as folder:
+            pool = batches.pool(benchmark, "full", BATCH_SIZE, 0, Path(folder))
+        ours: dict[str, Loop] = {}
+        for mode in (DEFAULT, COMPILE) if framework == "pytorch" else (DEFAULT,):
+            work = per_sample_gradients.PerSampleGradients(
+                *(benchmark, "full", pool, arrays, "fp32", device), product=product, microbatch=BATCH_SIZE, mode=mode
+            )
+            work.compile()
+            ours[mode] = stepping(work)
+        others = (jax_baselines if framework == "jax" else opacus_baselines)(work, product)
+        seconds = {way: _step_seconds(loop) for way, loop in (ours | others).items()}
+        mine, best = min(ours, key=seconds.__getitem__), min(others, key=seconds.__getitem__)
+        steps = max(1, math.ceil(BLOCK_SECONDS / max(seconds[mine], seconds[best])))
+        order = itertools.cycle(((0, ours[mine]), (1, others[best]), (1, others[best]), (0, ours[mine])))
+        taken: tuple[list[float], list[float]] = ([], [])
+        for side, loop in itertools.islice(order, 2 * PAIRS):
+            taken[side].append(loop(steps))
+        logs = [math.log(a / b) for a, b in zip(*taken, strict=True)]
+        mean = statistics.fmean(logs)
+        half = float(stats.t.ppf(0.975, PAIRS - 1)) * statistics.stdev(logs) / math.sqrt(PAIRS)
+        holds &= math.exp(mean + half) <= BOUND
+        result = {
+            "framework": framework,
+            "benchmark": name,
+            "product": product,
+            "ours": mine,
+            "other": best,
+            "step_ms": {way: round(1e3 * each, 2) for way, each in seconds.items()},
+            "ratio": round(math.exp(mean), 3),
+            "interval": [round(math.exp(mean - half), 3), round(math.exp(mean + half), 3)],
+            "bound": BOUND,
+        }
+        print(json.dumps(result), flush=True)
+    return 0 if holds else 1
+
+
+def _step_seconds(loop: Loop) -> float:
+    """After a warm-up, the median of five short blocks."""
+    loop(3)
+    steps = max(1, math.ceil(BLOCK_SECONDS / (loop(3) / 3)))
+    return statistics.median(loop(steps) / steps for _ in range(5))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in ("jax", "pytorch"):
+        sys.exit("usage: per_sample_gradients.py jax|pytorch, with that framework's interpreter")
+    sys.exit(main(sys.argv[1]))

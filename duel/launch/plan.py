@@ -1,0 +1,95 @@
+"""From the command line to the jobs: benchmarks times use cases times frameworks, as far as the target goes."""
+
+import argparse
+import sys
+from typing import Any
+
+from duel.catalogue import FRAMEWORKS, MANY, PRESETS, STRONG, USE_CASES
+from duel.errors import UserError
+from duel.job import Job
+from duel.launch.cluster import Cluster, Target
+from duel.options import VARIANTS
+from duel.results import Results
+
+
+def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[Job]:
+    """What ``args`` (``duel.options``, and main.py's own) ask for. Raises UserError for what the target cannot take."""
+    name, target = cluster.target(args.target)
+    frameworks = [args.framework] if args.framework else []
+    for framework in FRAMEWORKS if not frameworks else ():
+        if getattr(target.python, framework) is None:
+            print(f"{framework}: left out, target {name!r} has no interpreter for it", file=sys.stderr)
+        else:
+            frameworks.append(framework)
+    planned = []
+    for benchmark in args.benchmark:
+        weights = None
+        if args.weights is not None:
+            from duel.launch import pretrained
+
+            size = PRESETS[args.preset].size
+            weights = pretrained.resolve(args.weights, benchmark, size, name, target, results)
+        for use_case in args.use_case:
+            try:
+                nodes, devices = _devices(args, name, target) if use_case in MANY else (1, 1)
+            except UserError as error:
+                if len(args.use_case) == 1:
+                    raise
+                print(f"{benchmark}, use case {use_case}: left out, {error}", file=sys.stderr)
+                continue
+            options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
+            _check_batches(options, nodes * devices)
+            planned += [
+                Job(
+                    *(framework, benchmark, use_case, args.preset, args.precision, args.device, name, nodes, devices),
+                    weights=weights,
+                    **options,
+                )
+                for framework in frameworks
+            ]
+    if not planned:
+        raise UserError(f"target {name!r} takes none of it: nothing is left to run")
+    return planned
+
+
+def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, int]:
+    """Nodes, and devices on each, of a use case with many: by default one node, and as many as it gives."""
+    nodes, devices = args.nodes or 1, args.devices or target.devices_per_node[-1]
+    if args.nodes is None and devices == 1:
+        nodes = min(target.nodes, 2)
+    if nodes * devices < 2:
+        raise UserError(
+            f"several devices are needed, and {nodes} node with {devices} is what target {name!r} gives or was asked "
+            f"for (--nodes, --devices; cluster.yaml: targets.{name}.nodes, targets.{name}.devices_per_node)"
+        )
+    return nodes, devices
+
+
+def _check_batches(options: dict[str, Any], devices: int) -> None:
+    """Raises UserError where batches that were asked for cannot be cut as asked."""
+    for batch_size in options["batch_sizes"]:
+        strong = options.get("scaling") == STRONG
+        if strong and batch_size % devices:
+            raise UserError(f"--batch_sizes: batch size {batch_size} does not divide among {devices} devices")
+        each = batch_size // devices if strong else batch_size
+        if (microbatch := options.get("microbatch")) and each % microbatch:
+            raise UserError(f"--microbatch: microbatch {microbatch} does not divide the batch size on a device, {each}")
+
+
+def table(planned: list[Job]) -> str:
+    """What would be started, a line for each benchmark in each use case."""
+    pairs: dict[tuple[str, int], list[Job]] = {}
+    for job in planned:
+        pairs.setdefault((job.benchmark, job.use_case), []).append(job)
+    lines = [("benchmark", "use case", "frameworks", "devices", "rows")]
+    for (benchmark, use_case), sides in pairs.items():
+        job = sides[0]
+        devices = f"{job.nodes} x {job.devices_per_node}" if job.nodes > 1 else str(job.devices_per_node)
+        rows = sum(len(side.rows()) for side in sides)
+        names = ", ".join(side.framework for side in sides)
+        lines.append((benchmark, f"{use_case} {USE_CASES[use_case].name}", names, devices, str(rows)))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = "\n".join(
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+    return f"{text}\n{sum(len(job.rows()) for job in planned)} rows by {len(planned)} scripts"

@@ -1,0 +1,327 @@
+"""The processes of a run on many devices: they find each other, start each row together, and end together.
+
+Every device has a supervisor, ``run.py`` as on one device. Rank 0's owns the run's folder; the others wait for its
+word, start a fresh measuring process for each row, and report how that ended. Lines of JSON between them, over TCP:
+where rank 0 listens stands in a file of the results folder, which all nodes see.
+"""
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from duel.results import Run
+
+# A container may have to be unpacked on each node first; but nobody waits for ever.
+GATHER_SECONDS = float(os.environ.get("DUEL_GATHER_SECONDS") or 180)
+ALIVE_SECONDS, SILENT_SECONDS = 5.0, 30.0
+CONNECT_SECONDS = 5.0
+END_SECONDS = 10.0  # between a first death and the others' being told to end, and for that
+POLL_SECONDS = 0.2
+TAIL_BYTES = 8192
+PORT_TAKEN = ("address already in use", "failed to add port to server")  # PyTorch; gRPC in JAX, which may crash then
+# Rank, number of ranks, rank on the node, as each launcher calls them. The first that is there counts: inside a Slurm
+# job mpirun's own are the ones that say it.
+LAUNCHERS = (
+    ("DUEL_RANK", "DUEL_RANKS", "DUEL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of ``size`` processes this one is, over all nodes and on its own."""
+
+    rank: int
+    size: int
+    local_rank: int
+
+
+def place(environment: Mapping[str, str] = os.environ) -> Place:
+    """What the launcher says; one process alone without one."""
+    for names in LAUNCHERS:
+        if all(name in environment for name in names):
+            return Place(*(int(environment[name]) for name in names))
+    return Place(0, 1, 0)
+
+
+def meeting(results: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """The file that says where rank 0 listens, the same for all ranks of a job and for no other."""
+    life = [environment.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")]
+    return results / f".ranks-{environment.get('DUEL_MEETING') or '-'.join(life)}.json"
+
+
+def shares(ranks: int) -> list[list[int]]:
+    """This process's CPUs in equal parts, one for each rank; with fewer CPUs than ranks all of them to each."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS cannot be told
+        return [[] for _ in range(ranks)]
+    cpus = sorted(os.sched_getaffinity(0))
+    each = len(cpus) // ranks
+    return [cpus[rank * each : (rank + 1) * each] if each else cpus for rank in range(ranks)]
+
+
+def environment() -> dict[str, str]:
+    """This process's, without proxies: what the ranks say to each other is not for them (gRPC would ask them)."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+
+
+def tail(log: Path, start: int = 0) -> str:
+    """The end of ``log``, from byte ``start`` on."""
+    with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+class Missing(Exception):
+    """Not all ranks are there; the message says which."""
+
+
+class _Member:
+    """One other rank, as rank 0 knows it."""
+
+    def __init__(self, connection: socket.socket, lines: TextIO, hello: dict[str, Any]) -> None:
+        self.rank, self.host, self.address = int(hello["rank"]), str(hello["host"]), str(hello["address"])
+        self._connection, self._lines = connection, lines
+        self.heard, self.gone = time.monotonic(), False
+        self.reports: dict[int, dict[str, Any]] = {}  # by the number of the start
+
+    def listen(self) -> None:
+        """Take in what it says, until it is gone."""
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._lines:
+                self.heard = time.monotonic()
+                said = json.loads(line)
+                if "code" in said:
+                    self.reports[int(said["start"])] = said
+        self.gone = True
+
+    def say(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # gone, which its listener finds
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    @property
+    def lost(self) -> bool:
+        return self.gone or time.monotonic() - self.heard > SILENT_SECONDS
+
+
+class Chief:
+    """Rank 0's side, for ``size`` ranks that find it by the file ``where``."""
+
+    def __init__(self, size: int, where: Path) -> None:
+        self._size, self._where, self._starts, self._addresses = size, where, 0, _addresses()
+        self._key = secrets.token_hex(16)
+        self._members: dict[int, _Member] = {}
+        self._server = socket.create_server(("", 0))
+        text = json.dumps({"addresses": self._addresses, "port": self._server.getsockname()[1], "key": self._key})
+        temporary = where.with_name(f"{where.name}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        os.replace(temporary, where)
+        for forever in (self._accept, self._keep_alive):
+            threading.Thread(target=forever, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(CONNECT_SECONDS)
+            lines = connection.makefile("r", encoding="utf-8")
+            hello = json.loads(lines.readline(1000))
+            if not hmac.compare_digest(str(hello["key"]), self._key):
+                raise ValueError("a stranger")
+            connection.settimeout(None)
+            member = _Member(connection, lines, hello)
+        except (OSError, ValueError, KeyError, TypeError):
+            connection.close()
+            return
+        self._members[member.rank] = member
+        member.listen()
+
+    def gather(self) -> None:
+        """Wait for all ranks. Raises Missing where some do not come."""
+        until = time.monotonic() + GATHER_SECONDS
+        while len(self._members) < self._size - 1:
+            if time.monotonic() > until:
+                absent = sorted(set(range(1, self._size)) - set(self._members))
+                raise Missing(
+                    f"{_ranks(absent)} of {self._size} did not come to {'/'.join(self._addresses)}:"
+                    f"{self._server.getsockname()[1]} within {GATHER_SECONDS:.0f} s"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def start(self, run: Run, row: int, arguments: list[str], cpus: list[list[int]]) -> list[str]:
+        """Let all other ranks measure ``row``, by ``run.py`` with ``arguments``, each on its ``cpus``.
+
+        Returns what rank 0's own needs beside the arguments.
+        """
+        self._starts += 1
+        with socket.create_server(("", 0)) as server:  # free a moment ago: see ``port_taken``
+            port = server.getsockname()[1]
+        # One that all have reached: who could not take the first of our addresses has taken the second.
+        reached = [member.address for member in self._members.values()]
+        address = max(reached, key=self._addresses.index)
+        meet = f"{address}:{port}"
+        for rank, member in self._members.items():
+            options = [*arguments, "--rank", str(rank), "--ranks", str(self._size), "--meet", meet]
+            options += ["--cpus", ",".join(map(str, cpus[rank]))] if cpus[rank] else []
+            member.say(do="start", start=self._starts, folder=str(run.folder), row=row, options=options)
+        return ["--rank", "0", "--ranks", str(self._size), "--meet", meet]
+
+    def deaths(self) -> dict[int, str]:
+        """Ranks that have ended this row as they should not have, or that are lost; the end of what each said."""
+        found = {}
+        for rank, member in sorted(self._members.items()):
+            report = member.reports.get(self._starts)
+            if report is None and member.lost:
+                found[rank] = f"its process on {member.host} is lost"
+            elif report is not None and report["code"] != 0:
+                found[rank] = str(report["said"])
+        return found
+
+    def ended(self) -> bool:
+        """Whether all others have ended this row, or are lost."""
+        return all(self._starts in member.reports or member.lost for member in self._members.values())
+
+    def stop(self) -> None:
+        """Tell all others to end this row."""
+        for member in self._members.values():
+            member.say(do="stop")
+
+    def _keep_alive(self) -> None:
+        while self._server.fileno() >= 0:
+            for member in list(self._members.values()):
+                member.say(do="nothing")
+            time.sleep(ALIVE_SECONDS)
+
+    def close(self) -> None:
+        """Send all home."""
+        for member in self._members.values():
+            member.say(do="end")
+        self._server.close()
+        self._where.unlink(missing_ok=True)
+
+
+def port_taken(said: str) -> bool:
+    """Whether a measuring process ended because somebody took the port in the meantime."""
+    return any(words in said.lower() for words in PORT_TAKEN)
+
+
+def assist(me: Place, where: Path, command: list[str]) -> int:
+    """Do what rank 0 says until it says to end; the exit code. ``command`` is ``run.py`` with its interpreter."""
+    found = _find(where)
+    if found is None:
+        print(f"rank {me.rank}: rank 0 was not to be found by {where} within {GATHER_SECONDS:.0f} s", file=sys.stderr)
+        return 1
+    connection, address, key = found
+    hello = {"rank": me.rank, "host": os.uname().nodename, "address": address, "key": key}
+    process: subprocess.Popen[bytes] | None = None
+    log, before, start = Path(), 0, 0
+    received = b""
+    heard = said = time.monotonic()
+    stopped: float | None = None
+    try:
+        connection.sendall(json.dumps(hello).encode() + b"\n")
+        connection.settimeout(POLL_SECONDS)
+        while time.monotonic() - heard < SILENT_SECONDS:
+            if process is not None and process.poll() is not None:
+                report = {"start": start, "code": process.returncode, "said": _last_words(process, log, before)}
+                connection.sendall(json.dumps(report).encode() + b"\n")
+                process = stopped = None
+            if process is not None and stopped is not None and time.monotonic() - stopped > END_SECONDS / 2:
+                process.kill()
+            if time.monotonic() - said > ALIVE_SECONDS:
+                said = time.monotonic()
+                connection.sendall(b"{}\n")
+            try:
+                chunk = connection.recv(65536)
+            except TimeoutError:
+                continue
+            if not chunk:
+                return 1  # rank 0 has died
+            heard = time.monotonic()
+            *lines, received = (received + chunk).split(b"\n")
+            for message in map(json.loads, lines):
+                match message["do"]:
+                    case "start":
+                        start, log = int(message["start"]), Path(message["folder"]) / f"log.{me.rank}.txt"
+                        options = ["--run_folder", message["folder"], "--row", str(message["row"])]
+                        options += [*message["options"], "--local_rank", str(me.local_rank)]
+                        with open(log, "ab") as output:
+                            before = output.tell()
+                            process = subprocess.Popen(
+                                [*command, *options],
+                                stdout=output,
+                                stderr=subprocess.STDOUT,
+                                env=environment(),
+                                start_new_session=True,
+                            )
+                    case "stop" if process is not None:
+                        process.terminate()
+                        stopped = time.monotonic()
+                    case "end":
+                        return 0
+        return 1
+    except OSError:  # the connection is gone, and rank 0 with it
+        return 1
+    finally:
+        connection.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _find(where: Path) -> tuple[socket.socket, str, str] | None:
+    """(connection to rank 0, its address, the key), as soon as the file ``where`` leads to one."""
+    until = time.monotonic() + GATHER_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or of an earlier life of this job
+            told = json.loads(where.read_text())
+            for address in told["addresses"]:
+                with contextlib.suppress(OSError):
+                    connection = socket.create_connection((address, told["port"]), CONNECT_SECONDS)
+                    return connection, address, told["key"]
+        time.sleep(POLL_SECONDS)
+    return None
+
+
+def _last_words(process: "subprocess.Popen[bytes]", log: Path, before: int) -> str:
+    said = tail(log, before).strip()
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
+        return f"{said}\nended by {name}".strip()
+    return said or f"exit code {process.returncode}, and not a word"
+
+
+def _addresses() -> list[str]:
+    """Where other nodes may reach this one, the likeliest first: its name, then the address that it has outwards."""
+    found = [os.uname().nodename]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
+        outwards.connect(("192.0.2.1", 9))  # RFC 5737: an address that nobody has; nothing is sent
+        found.append(outwards.getsockname()[0])
+    return list(dict.fromkeys([*found, "127.0.0.1"]))
+
+
+def _ranks(numbers: list[int]) -> str:
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"

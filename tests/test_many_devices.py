@@ -1,0 +1,310 @@
+"""Runs on many devices: their processes find each other, scale as they say, and end together."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, Main, clean_environment, interpreter, rows_of
+from test_slurm import Site, site  # noqa: F401  a fixture
+
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRODUCTS, USE_CASES, VALIDATE
+from duel.job import Job
+from duel.measure import job, ranks
+from duel.measure import row as measuring
+from duel.measure.device import Device, World
+from duel.record import Row
+from duel.results import Results, Run
+
+SMOKE = ("--preset", "smoke", "--device", "cpu")
+
+
+def test_training_on_two_devices_has_a_row_for_one_and_one_for_both(main: Main, checkout: Path) -> None:
+    nobody = "http://127.0.0.1:9"  # a proxy, which gRPC would ask for 127.0.0.1
+    said = main("--benchmark", "mobilenet_v3_small", "--use_case", "train_multi", *SMOKE, "--wait", http_proxy=nobody)
+    assert said.returncode == 0, said.stdout + said.stderr
+    rows = rows_of(checkout)
+    assert [(row["framework"], row["device_count"], row["batch_size"]) for row in rows] == [
+        (framework, *count) for framework in FRAMEWORKS for count in (("1", "8"), ("2", "16"))
+    ]
+    assert {row["status"] for row in rows} == {"finished"}
+    assert {row["scaling"] for row in rows} == {"weak"}
+    for alone, both in zip(rows[::2], rows[1::2], strict=True):
+        assert alone["scaling_efficiency"] == alone["collective_seconds"] == ""
+        assert "on one device" in alone["missing"]
+        assert float(both["collective_seconds"]) > 0
+        worth = float(both["throughput"]) / (2 * float(alone["throughput"]))
+        assert float(both["scaling_efficiency"]) == pytest.approx(worth)
+        assert both["cell"] != alone["cell"]
+    # Both frameworks take the same samples on both devices, and learn the same from them.
+    assert rows[1]["data_sha256"] == rows[3]["data_sha256"] != rows[0]["data_sha256"]
+    assert float(rows[1]["loss_last"]) == pytest.approx(float(rows[3]["loss_last"]), rel=1e-4)
+    assert list((checkout / "results").glob(".ranks-*")) == []
+
+
+def test_strong_scaling_divides_one_batch(main: Main, checkout: Path) -> None:
+    asked = ("--benchmark", "mnist", "--use_case", "4", "--scaling", "strong", "--products", "clipped_sum,norms")
+    said = main(*asked, "--framework", "pytorch", *SMOKE, "--wait")
+    assert said.returncode == 0, said.stdout + said.stderr
+    rows = rows_of(checkout)
+    assert [(row["product"], row["device_count"], row["batch_size"], row["microbatch"]) for row in rows] == [
+        (product, *count) for product in ("clipped_sum", "norms") for count in (("1", "16", "16"), ("2", "16", "8"))
+    ]
+    assert {row["data_sha256"] for row in rows} == {rows[0]["data_sha256"]}
+    assert float(rows[1]["collective_seconds"]) > 0
+    assert "stays where it is made" in rows[3]["missing"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_rank_that_dies_ends_the_others_and_is_named(main: Main, checkout: Path, framework: str) -> None:
+    asked = ("--benchmark", "mnist", "--use_case", "2", "--device", "cpu", "--framework", framework)
+    assert main(*asked).returncode == 0
+    (run,) = Results(checkout / "results").runs()
+    deadline = time.monotonic() + 200
+    while not (run.stored_status().get("row") == 1 and run.stored_status().get("phase") == "measuring"):
+        assert time.monotonic() < deadline, run.stored_status()
+        time.sleep(0.2)
+    killed = time.monotonic()
+    os.kill(_measuring(run, rank=1), signal.SIGKILL)
+    while (status := run.stored_status())["state"] == "running":
+        assert time.monotonic() - killed < 60
+        time.sleep(0.2)
+    assert status["state"] == "failed"
+    assert status["cause"].startswith("rank 1: ended by SIGKILL")
+    _, _, said = main("logs", run.id).stdout.partition("--- rank 1, the end of log.1.txt\n")
+    assert "ended by SIGKILL" in said  # after what gloo prints
+    assert [row.status for row in run.rows()] == ["finished", "failed"]
+    assert _processes(run) == []
+
+
+def _processes(run: Run) -> list[list[str]]:
+    """The command lines of all processes that measure for ``run``."""
+    lines = [path.read_bytes().decode().split("\0") for path in Path("/proc").glob("[0-9]*/cmdline") if _there(path)]
+    return [line for line in lines if str(run.folder) in line]
+
+
+def _there(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except OSError:  # ended meanwhile
+        return False
+
+
+def _measuring(run: Run, rank: int) -> int:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        if _there(path):
+            words = path.read_bytes().decode().split("\0")
+            if str(run.folder) in words and words[words.index("--rank") + 1 :][:1] == [str(rank)]:
+                return int(path.parent.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_a_rank_that_never_comes_is_waited_for_no_longer_than_said(checkout: Path) -> None:
+    launcher = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "DUEL_GATHER_SECONDS": "2"}
+    command = [interpreter("pytorch"), "pytorch/run.py", "--benchmark", "mnist", "--use_case", "2", "--devices", "2"]
+    said = subprocess.run(
+        [*command, *SMOKE],
+        cwd=checkout,
+        env=clean_environment() | launcher | {"WANDB_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert said.returncode == 1
+    (run,) = Results(checkout / "results").runs()
+    assert run.status()["cause"].startswith("rank 1 of 2 did not come to ")
+    assert run.status()["cause"].endswith("within 2 s")
+
+
+def test_a_launcher_that_starts_another_number_of_tasks_is_told_which(checkout: Path) -> None:
+    launcher = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"}
+    command = [interpreter("jax"), "jax/run.py", "--benchmark", "mnist", "--use_case", "2", "--devices", "2", *SMOKE]
+    said = subprocess.run(
+        command,
+        cwd=checkout,
+        env=clean_environment() | launcher,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert said.returncode == 2
+    assert "2 tasks are valid, one for each device of the job; the target starts 3" in said.stdout
+
+
+def test_an_error_that_is_passed_on_again_and_again_is_told_once() -> None:
+    """As XLA's when a rank is gone; its end says that."""
+    passed_on = "Error dispatching computation: " * 40
+    told = measuring.describe(RuntimeError(f"INTERNAL: {passed_on}Read error [::1]:5552: Connection reset by peer"))
+    assert told.startswith("RuntimeError: INTERNAL: Error dispatching computation: Read error")
+    assert told.endswith("Connection reset by peer")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_port_that_is_taken_is_known_as_that(framework: str) -> None:
+    """Each framework's own words, from a real collision."""
+    code = "import sys; sys.path[:0] = [sys.argv[1]]; sys.path.append('.'); import devices\n"
+    code += "from duel.measure.device import World\n"
+    code += "devices.select('cpu', World(0, 2, 0, sys.argv[2]))"
+    with socket.create_server(("", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        done = subprocess.run(
+            [interpreter(framework), "-c", code, framework, address],
+            cwd=ROOT,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert ranks.port_taken(done.stdout + done.stderr), done.stderr
+
+
+def test_a_row_whose_port_was_taken_begins_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tries = iter([{0: "RuntimeError: Address already in use"}, {1: "lost it: address already in use"}, {}])
+    monkeypatch.setattr(job, "_try_row", lambda *_: next(tries))
+    job._run_row(Run(tmp_path), Row(), None, None, None)  # type: ignore[arg-type]
+    assert next(tries, None) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, (0, 1, 0)),
+        ({"SLURM_PROCID": "0"}, (0, 1, 0)),  # a batch shell, which is no task
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}, (3, 4, 1)),
+        (
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_LOCALID": "0",  # mpirun's daemons
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "8",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            },
+            (5, 8, 1),
+        ),
+    ],
+)
+def test_a_process_s_place_is_what_its_launcher_says(environment: dict[str, str], place: tuple[int, ...]) -> None:
+    assert ranks.place(environment) == ranks.Place(*place)
+
+
+def test_every_device_here_has_processors_of_its_own() -> None:
+    given = ranks.shares(2)
+    assert len(given) == 2
+    everything = os.sched_getaffinity(0)
+    if len(everything) > 1:
+        assert not set(given[0]) & set(given[1])
+    assert set(given[0]) | set(given[1]) <= everything
+    assert ranks.shares(len(everything) + 1) == [sorted(everything)] * (len(everything) + 1)
+
+
+def test_what_cannot_be_shared_out_among_processes_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a stand-in for a framework that finds a TPU."""
+    tpu = SimpleNamespace(select=lambda kind, world: Device("tpu", "TPU v5 lite", 4), leave=lambda: None)
+    monkeypatch.setitem(sys.modules, "devices", tpu)
+    monkeypatch.setattr(measuring, "_die_with_parent", lambda: None)
+    planned = Job("jax", "mnist", 2, "smoke", "fp32", None, "here", devices_per_node=2)
+    run = Results(tmp_path).run(planned.run_id())
+    run.create(planned.rows(), target="here")
+    assert measuring.measure(run, 1, tmp_path, None, "0", World(0, 2, 0, "127.0.0.1:1")) == 0
+    row = run.read_row(1)
+    assert (row.status, row.device_kind) == ("skipped", "tpu")
+    assert row.cause == "processes of one device each, together, exist for cpu and gpu; this is a tpu"
+
+
+@pytest.mark.parametrize(("visible", "own"), [(None, [0, 1, 2]), ("0,1,2,3", [0, 1, 2]), ("2", [0, 0, 0])])
+def test_a_jax_process_takes_its_own_of_the_gpus_it_sees(visible: str | None, own: list[int]) -> None:
+    code = "import sys; sys.path[:0] = ['jax']; sys.path.append('.'); import devices\n"
+    code += "print([devices._local_device(rank) for rank in range(3)])"
+    environment = clean_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+    command = [interpreter("jax"), "-c", code]
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(said.stdout) == own
+
+
+MANY = """
+    nodes: 2
+    devices_per_node: [1, 2]
+"""
+
+
+def many(site: Site) -> None:  # noqa: F811
+    lines = ("--nodes={nodes}", "--ntasks-per-node={tasks_per_node}", "--cpus-per-task=1", "--mem=4G")
+    site.target("--partition=cpu", "--time=00:30:00", *lines, more=MANY)
+
+
+@pytest.mark.parametrize(("nodes", "devices"), [pytest.param("1", "2", marks=pytest.mark.full), ("2", "1")])
+def test_many_devices_under_slurm(site: Site, nodes: str, devices: str) -> None:  # noqa: F811
+    many(site)
+    asked = ("--benchmark", "graphnet", "--use_case", "2,4", "--products", "clipped_sum", "--nodes", nodes)
+    site.main(*asked, "--devices", devices, *SMOKE, "--wait")
+    rows = rows_of(site.folder)
+    assert {row["status"] for row in rows} == {"finished"}
+    assert len(rows) == len(FRAMEWORKS) * 2 * 2
+    assert sorted((row["device_count"], row["nodes"]) for row in rows) == [("1", "1")] * 4 + [("2", nodes)] * 4
+    assert len({row["slurm_job_id"] for row in rows}) == 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("benchmark", ["resnet50", "gpt2", "graphnet"])
+def test_all_five_use_cases_on_one_node_and_on_two(site: Site, benchmark: str) -> None:  # noqa: F811
+    many(site)
+    site.main("--benchmark", benchmark, "--use_case", "all", "--devices", "2", *SMOKE, "--wait")
+    site.main("--benchmark", benchmark, "--use_case", "2,4", "--nodes", "2", "--devices", "1", *SMOKE, "--wait")
+    rows = rows_of(site.folder)
+    assert {row["status"] for row in rows} == {"finished"}
+    each = {"1": 1, "3": len(PRODUCTS), "5": 2, "2": 2 * 2, "4": 2 * 2 * len(PRODUCTS)}
+    for framework in FRAMEWORKS:
+        found = [row["use_case"] for row in rows if row["framework"] == framework]
+        assert {use_case: found.count(use_case) for use_case in each} == each
+
+
+@pytest.mark.full
+def test_everything_runs_here_in_forty_minutes(main: Main, checkout: Path) -> None:
+    begun = time.monotonic()
+    said = main("--benchmark", "all", "--use_case", "all", *SMOKE, "--wait", timeout=3600)
+    assert said.returncode == 0, said.stdout[-5000:] + said.stderr
+    assert time.monotonic() - begun < 40 * 60
+    rows = rows_of(checkout)
+    assert {row["status"] for row in rows} == {"finished"}
+    found = sorted((row["benchmark"], row["use_case"], row["framework"]) for row in rows)
+    each = {1: 1, 2: 2, 3: len(PRODUCTS), 4: 2 * len(PRODUCTS), 5: 2}
+    assert found == sorted(
+        (benchmark, str(use_case), framework)
+        for benchmark in BENCHMARKS
+        for use_case in USE_CASES
+        if use_case != VALIDATE
+        for framework in FRAMEWORKS
+        for _ in range(each[use_case])
+    )
+
+
+def test_the_plan_comes_first(main: Main, checkout: Path) -> None:
+    said = main("--benchmark", "mnist,gnn", "--use_case", "1,inference,4", *SMOKE, "--dry_run")
+    assert said.returncode == 0, said.stderr
+    plan, _, _ = said.stdout.partition("\n# slurm_scripts/")
+    lines = [line.split("  ") for line in plan.splitlines()]
+    assert [[word.strip() for word in line if word] for line in lines] == [
+        ["benchmark", "use case", "frameworks", "devices", "rows"],
+        *(
+            [benchmark, use_case, "jax, pytorch", devices, rows]
+            for benchmark in ("mnist", "graphnet")
+            for use_case, devices, rows in (
+                ("1 train_single", "1", "2"),
+                ("5 inference", "1", "4"),
+                ("4 per_sample_gradients_multi", "2", "12"),
+            )
+        ),
+        ["36 rows by 12 scripts"],
+    ]
+    assert json.dumps(sorted(path.name for path in (checkout / "slurm_scripts").glob("*.sh"))).count("jax_") == 6

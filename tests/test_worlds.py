@@ -1,0 +1,109 @@
+"""N processes with one part of a batch each compute what one process computes with all of it."""
+
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, clean_environment, interpreter
+
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRODUCTS
+
+STEPS, BATCH_SIZE = 5, 8
+BOUND = 1e-9  # relative, per tensor, in float64
+# One with batch norms, one whose labels are masked unevenly, one with attention, and one whose sample is a whole graph.
+TRAINED = ("mobilenet_v3_small", "graphnet", *(pytest.param(name, marks=pytest.mark.full) for name in ("gpt2", "gcn")))
+PER_SAMPLE = "cifar10_resnet18"
+# One rank of a world: what it computes of the benchmark, in float64, to a file if it is the first.
+RANK = """
+import pathlib, sys
+framework, benchmark, size, rank, address, what, output = sys.argv[1:]
+sys.path.insert(0, framework)
+sys.path.append(".")
+import numpy as np
+import devices, network, per_sample_gradients, training, weights
+from duel.catalogue import BENCHMARKS
+from duel.measure import batches, parameters
+from duel.measure.device import World
+
+world = World(int(rank), int(size), int(rank), address)
+device = devices.select("cpu", world)
+entry, trains = BENCHMARKS[benchmark], what == "train"
+arrays = parameters.initialise(weights.shapes(network.build(entry, "tiny", not trains)), 0, randomise=True)
+pool = batches.pool(entry, "tiny", BATCH_SIZE, 0, pathlib.Path())
+common = (entry, "tiny", pool, arrays, "float64", device, world)
+if trains:
+    work = training.Training(*common)
+    work.compile()
+    losses = [work.loss(work.step(index)) for index in range(STEPS)]
+    found = work.export() | {"losses": np.array(losses)}
+else:
+    work = per_sample_gradients.PerSampleGradients(*common, product=what, microbatch=2)
+    work.compile()
+    found = work.named(work.step(1))
+assert work.agree(3.0 + world.rank) == 3.0
+if world.size > 1:
+    work.synchronize(work.all_reduce())
+    devices.leave()
+if world.rank == 0:
+    np.savez(output, **found)
+"""
+
+
+def together(framework: str, benchmark: str, ranks: int, what: str, output: Path) -> dict[str, np.ndarray]:
+    """What ``ranks`` processes compute, as the first of them has it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    script = RANK.replace("BATCH_SIZE", str(BATCH_SIZE)).replace("STEPS", str(STEPS))
+    environment = {name: value for name, value in clean_environment().items() if not name.lower().endswith("_proxy")}
+
+    def one(rank: int) -> "subprocess.CompletedProcess[str]":
+        command = [interpreter(framework), "-c", script, framework, benchmark, str(ranks), str(rank), address, what]
+        return subprocess.run(
+            [*command, str(output)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    with ThreadPoolExecutor(ranks) as pool:
+        for done in pool.map(one, range(ranks)):
+            assert done.returncode == 0, done.stdout + done.stderr
+    with np.load(output) as file:
+        return dict(file)
+
+
+def apart(found: dict[str, np.ndarray], exact: dict[str, np.ndarray]) -> float:
+    """The largest ‖difference‖ / ‖exact‖ of a tensor; one of less than a millionth of them all counts as that much."""
+    assert set(found) == set(exact)
+    norms = {name: float(np.linalg.norm(array)) for name, array in exact.items()}
+    least = 1e-6 * float(np.linalg.norm(list(norms.values())))
+    return max(float(np.linalg.norm(found[name] - exact[name])) / max(norms[name], least) for name in exact)
+
+
+@pytest.mark.parametrize("benchmark", TRAINED)
+def test_training_is_the_same_on_one_two_and_four_devices(tmp_path: Path, benchmark: str) -> None:
+    assert BENCHMARKS[benchmark].dataset == "synthetic"
+    alone = together("jax", benchmark, 1, "train", tmp_path / "alone.npz")
+    assert not np.isclose(alone["losses"][0], alone["losses"][-1], rtol=1e-6)
+    for framework in FRAMEWORKS:
+        for ranks in (1, 2, 4):
+            if (framework, ranks) != ("jax", 1):
+                found = together(framework, benchmark, ranks, "train", tmp_path / f"{framework}-{ranks}.npz")
+                assert apart(found, alone) < BOUND, (framework, ranks)
+
+
+# The two that cross no border between devices are left to 'make test-full'.
+@pytest.mark.parametrize(
+    "product", [p if p == "clipped_sum" else pytest.param(p, marks=pytest.mark.full) for p in PRODUCTS]
+)
+def test_per_sample_gradients_are_the_same_on_one_and_two_devices(tmp_path: Path, product: str) -> None:
+    alone = together("jax", PER_SAMPLE, 1, product, tmp_path / "alone.npz")
+    for framework in FRAMEWORKS:
+        found = together(framework, PER_SAMPLE, 2, product, tmp_path / f"{framework}.npz")
+        assert apart(found, alone) < BOUND, framework
+
+
+def test_a_difference_is_seen() -> None:
+    exact = {"a": np.ones(4), "b": np.full(2, 1e-3)}
+    assert apart(exact, exact) == 0
+    assert apart({"a": np.ones(4), "b": np.full(2, 1.1e-3)}, exact) == pytest.approx(0.1)
