@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -13,6 +14,7 @@ from duel.catalogue import CLIP_NORM, COMPILE, DEFAULT, OPACUS, PRECISIONS, Benc
 from duel.errors import UserError
 from duel.measure.batches import Pool
 from duel.measure.device import ALONE, Device, World
+from models import _layers
 from network import Network
 from training import LOSSES
 
@@ -34,7 +36,7 @@ def _gathered(array: torch.Tensor, ranks: int) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _hooked(model: torch.nn.Module) -> Any:
+def _hooked(model: nn.Module) -> Any:
     """``model`` with Opacus' hooks."""
     try:
         opacus = importlib.import_module("opacus")
@@ -76,7 +78,11 @@ class PerSampleGradients(Network):
         # What is loaded later is written into the same memory.
         self._parameters = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
         self._run: Any = self._some
-        if mode == COMPILE:
+        if mode == DEFAULT:
+            for module in self._model.modules():
+                if type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1):
+                    module.__class__ = _layers.SampleConv2d
+        elif mode == COMPILE:
             self.execution = "compiled"
             self._run = torch.compile(self._some, fullgraph=True)
         elif mode == OPACUS:
@@ -143,8 +149,8 @@ class PerSampleGradients(Network):
             torch._foreach_div_(list(gradients.values()), self._loss_scale)
         if self._product == "materialised":
             return gradients
-        squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
-        norms = torch.stack(squares).sum(0).sqrt()
+        each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
+        norms = torch.linalg.vector_norm(torch.stack(each), dim=0)
         if self._product == "norms":
             return norms
         factors = (CLIP_NORM / norms).clamp(max=1)  # of a gradient of zero: 1

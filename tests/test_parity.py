@@ -20,7 +20,7 @@ PRECISIONS_ON_A_CPU = ["float64", "fp32", "bf16", "fp16"]
 
 
 # Deep networks take longest to compile, and their kinds of layers are in the others: 'make test-full' has these.
-DEEP = ("resnet50", "efficientnet_b0", "cifar10_resnet18")
+DEEP = ("resnet50", "efficientnet_b0", "cifar10_resnet18", "vit_b16", "bert")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 
+Pair = tuple[int, int]
+
 
 class _AllReduce(torch.autograd.Function):
     """The sum over all processes; the gradient of every process's result comes back to each."""
@@ -40,6 +42,54 @@ class SharedBatchNorm(nn.BatchNorm2d):
             self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
         scale = torch.rsqrt(var + self.eps) * self.weight
         return (centred * scale[:, None, None] + self.bias[:, None, None]).to(x.dtype)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution that makes its weights' gradient by a matrix product with the image's patches where these are few.
+
+    The gradient by a (C, k, k) patch at each of the L places of the result is a sum of L products. By samples,
+    torch.func computes it as a convolution with a group for each sample, which takes twice as long for small images
+    with many channels, and less for large ones with few.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stride: Pair, padding: Pair
+    ) -> torch.Tensor:
+        return functional.conv2d(x, weight, bias, stride, padding)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, weight, _, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_x, _, needs_bias, *_ = ctx.needs_input_grad
+        for_x = nn.grad.conv2d_input(x.shape, weight, gradient, ctx.stride, ctx.padding) if needs_x else None
+        out, _, *kernel = weight.shape
+        if gradient.shape[2] * gradient.shape[3] > out:
+            for_weight = nn.grad.conv2d_weight(x, weight.shape, gradient, ctx.stride, ctx.padding)
+        else:
+            (high, wide), (down, right) = ctx.padding, ctx.stride
+            patches = functional.pad(x, (wide, wide, high, high)).unfold(2, kernel[0], down).unfold(3, kernel[1], right)
+            patches = patches.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
+            for_weight = (gradient.transpose(0, 1).flatten(1) @ patches.T).view_as(weight)
+        return for_x, for_weight, gradient.sum((0, 2, 3)) if needs_bias else None, None, None
+
+
+class SampleConv2d(nn.Conv2d):
+    """``nn.Conv2d`` without groups or dilation, for gradients of samples by torch.func. Dynamo does not take it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = (x, self.weight, self.bias)
+        if torch.is_autocast_enabled(x.device.type):
+            half = torch.get_autocast_dtype(x.device.type)
+            given = tuple(None if tensor is None else tensor.to(half) for tensor in given)
+        return _Convolution.apply(*given, self.stride, self.padding)
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, causal: bool = False) -> torch.Tensor:
