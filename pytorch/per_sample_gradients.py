@@ -44,7 +44,7 @@ def _hooked(model: nn.Module) -> Any:
         raise UserError("--mode opacus: the library is not installed here; 'make opacus' does it") from error
     try:
         return opacus.GradSampleModule(model, loss_reduction="sum")
-    except NotImplementedError as error:  # its validation
+    except NotImplementedError as error:  # what Opacus raises for layers that it does not take
         raise UserError(f"--mode opacus: {error}") from error
 
 

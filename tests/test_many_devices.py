@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, Main, clean_environment, interpreter, rows_of
-from test_slurm import Site, site  # noqa: F401  a fixture
+from test_slurm import Site, site  # noqa: F401 - pytest looks for the fixture here
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRODUCTS, USE_CASES, VALIDATE
 from duel.job import Job
@@ -171,7 +171,7 @@ def test_a_port_that_is_taken_is_known_as_that(framework: str) -> None:
 def test_a_row_whose_port_was_taken_begins_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tries = iter([{0: "RuntimeError: Address already in use"}, {1: "lost it: address already in use"}, {}])
     monkeypatch.setattr(job, "_try_row", lambda *_: next(tries))
-    job._run_row(Run(tmp_path), Row(), None, None, None)  # type: ignore[arg-type]
+    job._run_row(Run(tmp_path), Row(), None, None, None)  # type: ignore[arg-type]  # nothing of it is reached
     assert next(tries, None) is None
 
 
@@ -238,13 +238,13 @@ MANY = """
 """
 
 
-def many(site: Site) -> None:  # noqa: F811
+def many(site: Site) -> None:  # noqa: F811 - the fixture
     lines = ("--nodes={nodes}", "--ntasks-per-node={tasks_per_node}", "--cpus-per-task=1", "--mem=4G")
     site.target("--partition=cpu", "--time=00:30:00", *lines, more=MANY)
 
 
 @pytest.mark.parametrize(("nodes", "devices"), [pytest.param("1", "2", marks=pytest.mark.full), ("2", "1")])
-def test_many_devices_under_slurm(site: Site, nodes: str, devices: str) -> None:  # noqa: F811
+def test_many_devices_under_slurm(site: Site, nodes: str, devices: str) -> None:  # noqa: F811 - the fixture
     many(site)
     asked = ("--benchmark", "graphnet", "--use_case", "2,4", "--products", "clipped_sum", "--nodes", nodes)
     site.main(*asked, "--devices", devices, *SMOKE, "--wait")
@@ -257,7 +257,7 @@ def test_many_devices_under_slurm(site: Site, nodes: str, devices: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("benchmark", ["resnet50", "gpt2", "graphnet"])
-def test_all_five_use_cases_on_one_node_and_on_two(site: Site, benchmark: str) -> None:  # noqa: F811
+def test_all_five_use_cases_on_one_node_and_on_two(site: Site, benchmark: str) -> None:  # noqa: F811 - the fixture
     many(site)
     site.main("--benchmark", benchmark, "--use_case", "all", "--devices", "2", *SMOKE, "--wait")
     site.main("--benchmark", benchmark, "--use_case", "2,4", "--nodes", "2", "--devices", "1", *SMOKE, "--wait")
