@@ -126,7 +126,7 @@ MISTAKES = {
     "missing mask of labels": (
         "graphnet",
         "training.py",
-        [("return each.mean(where=labels >= 0)\n\n\nLOSSES", "return each.mean()\n\n\nLOSSES")],
+        [("each.mean(where=there)", "each.mean()")],
         "float64 loss:",
     ),
     "attention that is not causal": ("gpt2", "models/gpt2.py", [("causal=True", "causal=False")], "float64 layers"),
@@ -149,6 +149,7 @@ MISTAKES = {
 SELDOM = (
     *("epsilon of a layer norm", "biased running variance", "decay before AdamW", "order of flattening"),
     *("missing mask of labels", "attention that is not causal", "matrix products of half precision in float32"),
+    *("tanh GELU", "epsilon of a batch norm"),
 )
 
 
