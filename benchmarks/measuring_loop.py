@@ -28,8 +28,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 # Short blocks and many pairs: a shared machine disturbs for longer than a pair lasts. As many pairs as an interval of
-# this half width needs; when to end depends on how wide it is, not on where it lies.
-BLOCK_SECONDS, FEWEST_PAIRS, MOST_PAIRS, HALF_WIDTH = 0.05, 500, 10000, 0.004
+# such a half width needs; when to end depends on how wide it is, not on where it lies.
+BLOCK_SECONDS, FEWEST_PAIRS, MOST_PAIRS = 0.05, 500, 10000
+HALF_WIDTH = {1: 0.0025, 2: 0.005}  # by processes
 TRIMMED = 0.2  # of the pairs on either side
 BENCHMARK, PRODUCT = "mnist", "clipped_sum"
 BATCH_SIZES = {1: 64, 2: 128, 3: 64, 4: 64, 5: 512}  # for steps of some milliseconds more than 5
@@ -144,7 +145,7 @@ def main(framework: str, use_case: int, world: Any) -> int:
         order = itertools.cycle(("harness", "bare", "bare", "harness"))
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         low, high = -math.inf, math.inf
-        while work.agree(high - low) > 2 * HALF_WIDTH and len(seconds["bare"]) < MOST_PAIRS:
+        while work.agree(high - low) > 2 * HALF_WIDTH[world.size] and len(seconds["bare"]) < MOST_PAIRS:
             for name in itertools.islice(order, 2 * FEWEST_PAIRS):
                 seconds[name].append(loops[name]())
             logs = [math.log(a / b) for a, b in zip(seconds["harness"], seconds["bare"], strict=True)]
