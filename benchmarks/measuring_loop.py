@@ -84,14 +84,15 @@ def bare_pytorch(work: Any, use_case: int) -> Loop:
     def loss(parameters: Any, image: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
 
-    each = vmap(grad(loss), (None, 0, 0))
+    each_sample = vmap(grad(loss), (None, 0, 0))
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     @torch.no_grad()
     def clip(batch: Any) -> None:
         (images,), labels = batch
-        gradients = each(parameters, images, labels)
-        norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+        gradients = each_sample(parameters, images, labels)
+        each_norm = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
+        norms = torch.linalg.vector_norm(torch.stack(each_norm), dim=0)
         factors = (1 / norms).clamp(max=1)
         sums = [torch.tensordot(factors, gradient, 1) for gradient in gradients.values()]
         if use_case == 4:
