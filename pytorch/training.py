@@ -111,7 +111,8 @@ def _softmax_loss(logits: torch.Tensor, labels: torch.Tensor, count: torch.Tenso
 
     Without ``count`` the mean.
     """
-    logits, labels = logits.flatten(0, -2), labels.flatten()
+    if logits.ndim > 2:
+        logits, labels = logits.flatten(0, -2), labels.flatten()
     if count is None:
         return functional.cross_entropy(logits, labels, ignore_index=-1)
     return functional.cross_entropy(logits, labels, ignore_index=-1, reduction="sum") / count
