@@ -36,7 +36,7 @@ run: tools driver-env envs ## install what is missing, then ResNet-50 in both fr
 test: tools test-env envs opacus ## all tests but those of 'make test-full'
 	@$(python) -m pytest
 
-test-full: tools test-env envs opacus ## what 'make test' leaves out: proofs at full size (150 minutes on two cores, 20 GiB)
+test-full: tools test-env envs opacus ## what 'make test' leaves out: proofs at full size and the like (hours on two cores, 20 GiB)
 	@$(python) -m pytest -m full -n0 -raP
 
 check: test-env ## ruff, mypy and the import contracts
