@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Short blocks and many pairs: a shared machine disturbs for longer than a pair lasts. As many pairs as an interval of
 # such a half width needs; when to end depends on how wide it is, not on where it lies.
 BLOCK_SECONDS, FEWEST_PAIRS, MOST_PAIRS = 0.05, 500, 10000
-HALF_WIDTH = {1: 0.0025, 2: 0.004}  # by processes
+HALF_WIDTH = {1: 0.0025, 2: 0.003}  # by processes
 TRIMMED = 0.2  # of the pairs on either side
 BENCHMARK, PRODUCT = "mnist", "clipped_sum"
 BATCH_SIZES = {1: 64, 2: 128, 3: 64, 4: 64, 5: 512}  # for steps of some milliseconds more than 5
