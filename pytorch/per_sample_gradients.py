@@ -83,6 +83,8 @@ class PerSampleGradients(Network):
         self._model.train()
         # What is loaded later is written into the same memory.
         self._parameters = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        # A weight that modules share would have to be found under all its names, by a walk of them all at every call.
+        self._tied = len(self._parameters) < len(list(self._model.named_parameters(remove_duplicate=False)))
         self._each: Any = vmap(grad(self._sample_loss), (None, 0, 0))
         self._parts = [_cut(*batch, microbatch) for batch in self._batches]
         # The other kernels of attention know no axis of samples, and would be called for one sample after the other.
@@ -162,8 +164,9 @@ class PerSampleGradients(Network):
         return {name: torch.tensordot(factors, gradient, 1) for name, gradient in gradients.items()}
 
     def _sample_loss(self, parameters: Gradients, inputs: tuple[torch.Tensor, ...], label: torch.Tensor) -> Any:
+        one = tuple(array[None] for array in inputs)
         with self._compute:
-            logits = functional_call(self._model, parameters, tuple(array[None] for array in inputs))
-        loss = self._loss(logits.to(self._dtype), label[None])
-        # Under vmap and grad even a product with 1 takes what a small layer does.
+            logits = functional_call(self._model, parameters, one, tie_weights=self._tied)
+        # Under vmap and grad even a product with 1, or a cast to the same type, takes what a small layer does.
+        loss = self._loss(logits if logits.dtype == self._dtype else logits.to(self._dtype), label[None])
         return loss if self._loss_scale == 1 else loss * self._loss_scale
