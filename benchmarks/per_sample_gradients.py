@@ -157,9 +157,8 @@ def main(framework: str) -> int:
     import per_sample_gradients
     import weights
     from duel.catalogue import BENCHMARKS as CATALOGUE
-    from duel.catalogue import PRODUCTS
+    from duel.catalogue import COMPILE, DEFAULT, PRODUCTS
     from duel.measure import batches, parameters
-    from duel.measure.device import Setting
 
     device = devices.select("cpu")
     holds = True
@@ -169,11 +168,9 @@ def main(framework: str) -> int:
         with tempfile.TemporaryDirectory() as folder:
             pool = batches.pool(benchmark, "full", BATCH_SIZE, 0, Path(folder))
         ours: dict[str, Loop] = {}
-        ways = {"default": {}, "compile": {"compile": "on"}}
-        for mode in ways if framework == "pytorch" else ("default",):
-            options = {"switches": ways[mode], "product": product, "microbatch": BATCH_SIZE}
+        for mode in (DEFAULT, COMPILE) if framework == "pytorch" else (DEFAULT,):
             work = per_sample_gradients.PerSampleGradients(
-                Setting(benchmark, "full", "fp32", device, **options), pool, arrays
+                *(benchmark, "full", pool, arrays, "fp32", device), product=product, microbatch=BATCH_SIZE, mode=mode
             )
             work.compile()
             ours[mode] = stepping(work)

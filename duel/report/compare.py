@@ -1,4 +1,4 @@
-"""Rows side by side, and what each pair comes to: a ratio where its certificate holds, or why there is none."""
+"""Rows side by side. No ratio is made here: nothing yet proves that two rows are comparable enough for one."""
 
 import os
 from typing import Any
@@ -6,9 +6,7 @@ from typing import Any
 import pandas as pd
 
 from duel.certificate import VERIFIED
-from duel.comparability import COMPARABLE
 from duel.record import FINISHED, NOT_HERE, Row
-from duel.report.pairs import outcomes
 from duel.results import Results, Run
 
 SHOWN = (
@@ -21,14 +19,8 @@ SHOWN = (
     "product",
     "microbatch",
     "precision",
-    "mode",
-    "switches",
-    "rung",
     "execution",
-    "host",
     "device_name",
-    "device_id",
-    "clock_mhz",
     "device_count",
     "nodes",
     "scaling",
@@ -39,8 +31,6 @@ SHOWN = (
     "step_seconds_std",
     "iterations",
     "blocks",
-    "left_out_blocks",
-    "steady",
     "latency_seconds_mean",
     "latency_seconds_std",
     "latency_seconds_p50",
@@ -49,15 +39,9 @@ SHOWN = (
     "latency_calls",
     "compile_seconds",
     "first_step_seconds",
-    "cold_start_seconds",
-    "warm_start_seconds",
     "peak_memory_bytes",
     "peak_memory_kind",
     "throughput_per_gb",
-    "joules_per_item",
-    "mean_watts",
-    "mfu",
-    "bound",
     "loss_first",
     "loss_last",
     "loss_steps",
@@ -87,12 +71,6 @@ NAMES = {
     "first_step_seconds": "first step (s)",
     "peak_memory_bytes": "peak memory (MiB)",
     "peak_memory_kind": "peak memory is",
-    "cold_start_seconds": "cold start (s)",
-    "warm_start_seconds": "warm start (s)",
-    "clock_mhz": "clock (MHz)",
-    "mfu": "share of a matrix product's rate",
-    "joules_per_item": "energy (J per item)",
-    "mean_watts": "power (W)",
     "iterations": "timed steps",
     "blocks": "timed blocks (n)",
     "framework_version": "version",
@@ -107,12 +85,12 @@ NAMES = {
 
 
 def side_by_side(rows: list[Row]) -> str:
-    """One column a row, one line a quantity with its unit; an empty value shows its reason. Of repeats the first."""
-    rows = [row for row in rows if not row.repeat]
+    """One column a row, one line a quantity with its unit; an empty value shows its reason."""
     varied = [name for name in POINT if len({getattr(row, name) for row in rows}) > 1]
     columns = {
-        " ".join([str(row.framework), *(str(getattr(row, name)) for name in varied)]): _column(row)
-        for row in sorted(rows, key=lambda row: (row.product or "", row.batch_size or 0))
+        " ".join([str(row.framework), *(str(getattr(row, name)) for name in varied)])
+        + (f" #{row.repeat}" if row.repeat else ""): _column(row)
+        for row in sorted(rows, key=lambda row: (row.repeat or 0, row.product or "", row.batch_size or 0))
     }
     names = [_name(name, rows) for name in SHOWN]
     frame = pd.DataFrame(columns, index=names)
@@ -137,24 +115,8 @@ def remarks(rows: list[Row]) -> list[str]:
     for parity in dict.fromkeys(str(row.parity) for row in done):
         proved = parity == VERIFIED
         said.append("Proved to compute the same (results/parity)." if proved else f"{parity[0].upper()}{parity[1:]}.")
+    said.append("One process each and no repeats: no ratio is claimed.")
     return said
-
-
-def verdicts(rows: list[Row]) -> list[str]:
-    """For each pair of ``rows`` its certificate and what it comes to."""
-    lines = []
-    for outcome in outcomes(rows):
-        row = outcome.pairs[0][0]
-        point = [f"{name} {getattr(row, name)}" for name in POINT if getattr(row, name) is not None]
-        lines.append(f"{row.benchmark}, {', '.join(point)}: {outcome.verdict}")
-        if outcome.found is not None:
-            lines[-1] += f". {COMPARABLE}"
-        for number, sides in enumerate(outcome.pairs if len(outcome.pairs) > 1 else ()):
-            throughputs = [f"{side.framework} {_text('throughput', side.throughput, '')}" for side in sides]
-            lines.append(f"  pair {number + 1}: {', '.join(throughputs)} {row.throughput_unit}")
-        if outcome.break_even_steps is not None:
-            lines.append(f"  the slower start is made up for after {outcome.break_even_steps:,.0f} steps")
-    return lines
 
 
 def _name(name: str, rows: list[Row]) -> str:
@@ -196,7 +158,7 @@ def report(runs: list[Run], results: Results) -> str:
     lines = []
     for sides in pairs.values():
         rows = [row for side in sides.values() for row in side]
-        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(rows)]
+        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides))]
     lines += ["", f"CSV          {os.path.relpath(results.csv)}"]
     for run in runs:
         lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")
