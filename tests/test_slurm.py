@@ -21,7 +21,7 @@ import pytest
 from conftest import clean_environment, rows_of
 from slurm_cluster import SlurmCluster
 
-from duel.results import Results, Run
+from duel.results import Results, Run, write_atomically
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 REAL = "{jax: .venv/jax/bin/python, pytorch: .venv/pytorch/bin/python}"
@@ -548,7 +548,8 @@ def test_a_hundred_runs_that_end_in_the_same_seconds_are_a_hundred_rows(site: Si
     runs = site.results.runs()
     assert len(runs) == 108
     site.wait(lambda: sum(run.stored_status()["state"] == "running" for run in runs) >= 100, 240)
-    (site.folder / "end-at").write_text(str(time.time() + 1))
+    # In one go: a job that reads a file half written would die of it.
+    write_atomically(site.folder / "end-at", str(time.time() + 1))
     torn, deadline = 0, time.monotonic() + 120
     while unfinished := [run.id for run in runs if run.stored_status()["state"] != "finished"]:
         assert time.monotonic() < deadline, unfinished
