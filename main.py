@@ -41,6 +41,9 @@ def command_line() -> argparse.ArgumentParser:
     add_options(parser, several=True)
     parser.add_argument("--framework", choices=tuple(FRAMEWORKS), help="only this side (default: both)")
     parser.add_argument(
+        "--paired", action="store_true", help="one script that measures both in turn, A B B A, on the same devices"
+    )
+    parser.add_argument(
         "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its 'default')"
     )
     parser.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
@@ -80,6 +83,8 @@ def command_line() -> argparse.ArgumentParser:
     validate.add_argument(
         "--target", type=target_name, dest="validate_target", metavar="NAME", help="entry of cluster.yaml"
     )
+    publish = command("publish", "copy paired results to results/published/NAME, and make README's table of them")
+    publish.add_argument("--name", required=True, metavar="NAME", help="of the folder, such as the device's")
     command("init", "write a first cluster.yaml from what Slurm says here")
     doctor = command("doctor", "is everything here that is needed, and how to mend what is not")
     doctor.add_argument(
@@ -100,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
                 if args.benchmark is None or args.use_case is None:
                     parser.error("--benchmark and --use_case are needed, or a command; see --help")
                 check_use_cases(parser, args, args.use_case)
+                if args.paired and args.framework:
+                    parser.error("--paired measures both frameworks; --framework is for the form of two scripts")
                 if VALIDATE in args.use_case:
                     parser.error("a validation is compared, too: 'main.py validate --benchmark NAME' does both")
                 return submit(args, results)
@@ -117,6 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
                 return collect(results)
             case "validate":
                 return validate(args, results)
+            case "publish":
+                return publish(args, results)
             case "init":
                 return init()
             case _:
@@ -166,6 +175,10 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
     from duel.report import compare
 
     finished = watching.wait(runs, results, say)
+    if args.paired:
+        from duel.launch import validate
+
+        validate.prove_missing(runs, described, results, say)
     results.merge()
     print(compare.report(runs, results))
     return 0 if finished else 1
@@ -250,6 +263,13 @@ def validate(args: argparse.Namespace, results: "Results") -> int:
     described = cluster.load(ROOT / "cluster.yaml")
     chosen = (args.validated, args.size, args.validate_weights, args.validate_target)
     return 0 if validate.validate(*chosen, described, results, say) else 1
+
+
+def publish(args: argparse.Namespace, results: "Results") -> int:
+    from duel.report import published
+
+    published.publish(args.name, results, ROOT / "README.md", say)
+    return 0
 
 
 def init() -> int:

@@ -3,14 +3,20 @@
     .venv/jax/bin/python benchmarks/measuring_loop.py jax 1
     .venv/pytorch/bin/python benchmarks/measuring_loop.py pytorch 1
 
+    .venv/jax/bin/python benchmarks/measuring_loop.py jax 1 probes
+
 The number is the use case, 1 to 5; for 2 and 4 there are two processes with half of the cores each. Blocks of both
 loops alternate in the order A B B A over the same model, batches and compiled step in one process. The ratio is
 exp(20 % trimmed mean of the pairs' log ratios) with its 95 % interval (Tukey and McLaughlin 1963, by scipy): a shared
 machine hits one block of a pair now and then, and such tails make a plain mean's interval wider by half. There are
 pairs until the interval is narrow enough, which takes some minutes: blocks of two processes that wait for each other
 vary most. The upper bound must be at most 1.01 on a step of at least 5 ms. Exit code 1 if it is not.
+
+With "probes" what happens between blocks is counted, too: conditions are asked for and written down, on blocks as long
+as those that are measured. Then the bound is 1.02.
 """
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -30,11 +36,12 @@ ROOT = Path(__file__).resolve().parent.parent
 # Short blocks and many pairs: a shared machine disturbs for longer than a pair lasts. As many pairs as an interval of
 # such a half width needs; when to end depends on how wide it is, not on where it lies.
 BLOCK_SECONDS, FEWEST_PAIRS, MOST_PAIRS = 0.05, 500, 10000
+PROBED_SECONDS, FEWEST_PROBED = 0.2, 100  # as presets have them
 HALF_WIDTH = {1: 0.0025, 2: 0.003}  # by processes
 TRIMMED = 0.2  # of the pairs on either side
 BENCHMARK, PRODUCT = "mnist", "clipped_sum"
 BATCH_SIZES = {1: 64, 2: 128, 3: 64, 4: 64, 5: 512}  # for steps of some milliseconds more than 5
-BOUND = 1.01
+BOUND, PROBED_BOUND = 1.01, 1.02
 
 Loop = Callable[[int], float]
 
@@ -113,7 +120,7 @@ def bare_pytorch(work: Any, use_case: int) -> Loop:
     return run
 
 
-def main(framework: str, use_case: int, world: Any) -> int:
+def main(framework: str, use_case: int, world: Any, probes: bool) -> int:
     import importlib
 
     from scipy.stats import mstats
@@ -123,7 +130,9 @@ def main(framework: str, use_case: int, world: Any) -> int:
     import weights
     from duel.catalogue import BENCHMARKS, USE_CASES, Preset
     from duel.measure import batches, parameters, timing
+    from duel.measure.device import Setting
     from duel.measure.sinks import MetricsWriter
+    from duel.measure.watch import Watch
 
     device = devices.select("cpu", world)
     benchmark, case = BENCHMARKS[BENCHMARK], USE_CASES[use_case]
@@ -132,28 +141,33 @@ def main(framework: str, use_case: int, world: Any) -> int:
     with tempfile.TemporaryDirectory() as folder:
         pool = batches.pool(benchmark, "full", BATCH_SIZES[use_case], 0, Path(folder))
         kind = getattr(importlib.import_module(case.module), case.work)
-        work = kind(benchmark, "full", pool, arrays, "fp32", device, world, **options)
+        work = kind(Setting(benchmark, "full", "fp32", device, world, **options), pool, arrays)
         work.compile()
         emit = MetricsWriter(Path(folder) / "metrics.jsonl")
         bare = {"jax": bare_jax, "pytorch": bare_pytorch}[framework](work, use_case)
         bare(5)
-        steps = int(work.agree(math.ceil(BLOCK_SECONDS / (bare(50) / 50))))
-        one_block = Preset("", "", "full", 0, 0.0, steps, 1, 0.0, 1.0, 1)
+        block_seconds, fewest = (PROBED_SECONDS, FEWEST_PROBED) if probes else (BLOCK_SECONDS, FEWEST_PAIRS)
+        steps = int(work.agree(math.ceil(block_seconds / (bare(50) / 50))))
+        watch = Watch(device, world)
+        one_block = Preset("", "", 1, 1, iterations=steps, blocks=1)
 
         def harness() -> float:
-            ((block, handle),) = timing.time_blocks(work, one_block, 0, steps)
-            emit("block", row=0, step=block.steps, loss=work.loss(handle) if use_case in (1, 2) else 0.0)
-            return block.seconds
+            start = time.perf_counter()
+            block, handle = next(timing.time_blocks(work, one_block, 0, steps))
+            conditions = dataclasses.asdict(watch.block()) if probes else {}
+            emit("block", row=0, step=block.steps, loss=work.loss(handle) if use_case in (1, 2) else 0.0, **conditions)
+            return time.perf_counter() - start if probes else block.seconds
 
         loops = {"harness": harness, "bare": lambda: bare(steps)}
         order = itertools.cycle(("harness", "bare", "bare", "harness"))
         seconds: dict[str, list[float]] = {name: [] for name in loops}
         low, high = -math.inf, math.inf
         while work.agree(high - low) > 2 * HALF_WIDTH[world.size] and len(seconds["bare"]) < MOST_PAIRS:
-            for name in itertools.islice(order, 2 * FEWEST_PAIRS):
+            for name in itertools.islice(order, 2 * fewest):
                 seconds[name].append(loops[name]())
             logs = [math.log(a / b) for a, b in zip(seconds["harness"], seconds["bare"], strict=True)]
             low, high = map(float, mstats.trimmed_mean_ci(logs, (TRIMMED, TRIMMED)))
+    bound = PROBED_BOUND if probes else BOUND
     step_ms = 1e3 * statistics.median(seconds["bare"]) / steps
     result = {
         "framework": framework,
@@ -165,8 +179,8 @@ def main(framework: str, use_case: int, world: Any) -> int:
         "steps_per_block": steps,
         "ratio": round(math.exp((low + high) / 2), 4),
         "interval": [round(math.exp(low), 4), round(math.exp(high), 4)],
-        "bound": BOUND,
-        "holds": math.exp(high) <= BOUND and step_ms >= 5,
+        "bound": bound,
+        "holds": math.exp(high) <= bound and step_ms >= 5,
     }
     if world.size > 1:
         devices.leave()
@@ -175,28 +189,30 @@ def main(framework: str, use_case: int, world: Any) -> int:
     return 0 if result["holds"] else 1
 
 
-def start(framework: str, use_case: int) -> int:
+def start(framework: str, use_case: int, probes: bool) -> int:
     sys.path.insert(0, str(ROOT / framework))
     sys.path.append(str(ROOT))
     from duel.measure import ranks
     from duel.measure.device import ALONE, World
 
     if use_case not in (2, 4):
-        return main(framework, use_case, ALONE)
+        return main(framework, use_case, ALONE, probes)
     if address := os.environ.get("MEET"):
         rank = int(os.environ["RANK"])
         if cpus := ranks.shares(2)[rank]:
             os.sched_setaffinity(0, cpus)
-        return main(framework, use_case, World(rank, 2, rank, address))
+        return main(framework, use_case, World(rank, 2, rank, address), probes)
     with socket.create_server(("127.0.0.1", 0)) as server:
         meet = {"MEET": f"127.0.0.1:{server.getsockname()[1]}"}
     begin = functools.partial(subprocess.Popen, [sys.executable, *sys.argv])
-    processes = [begin(env=ranks.environment() | meet | {"RANK": str(rank)}) for rank in range(2)]
+    processes = [begin(env=os.environ | meet | {"RANK": str(rank)}) for rank in range(2)]
     codes = [process.wait() for process in processes]
     return codes[0]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("jax", "pytorch") or sys.argv[2] not in ("1", "2", "3", "4", "5"):
-        sys.exit("usage: measuring_loop.py jax|pytorch 1|2|3|4|5, with that framework's interpreter")
-    sys.exit(start(sys.argv[1], int(sys.argv[2])))
+    words = sys.argv[1:]
+    valid = (("jax", "pytorch"), ("1", "2", "3", "4", "5"), ("probes",))
+    if len(words) not in (2, 3) or not all(word in choice for word, choice in zip(words, valid, strict=False)):
+        sys.exit("usage: measuring_loop.py jax|pytorch 1|2|3|4|5 [probes], with that framework's interpreter")
+    sys.exit(start(words[0], int(words[1]), len(words) == 3))

@@ -157,8 +157,9 @@ def main(framework: str) -> int:
     import per_sample_gradients
     import weights
     from duel.catalogue import BENCHMARKS as CATALOGUE
-    from duel.catalogue import COMPILE, DEFAULT, PRODUCTS
+    from duel.catalogue import PRODUCTS
     from duel.measure import batches, parameters
+    from duel.measure.device import Setting
 
     device = devices.select("cpu")
     holds = True
@@ -168,9 +169,11 @@ def main(framework: str) -> int:
         with tempfile.TemporaryDirectory() as folder:
             pool = batches.pool(benchmark, "full", BATCH_SIZE, 0, Path(folder))
         ours: dict[str, Loop] = {}
-        for mode in (DEFAULT, COMPILE) if framework == "pytorch" else (DEFAULT,):
+        ways = {"default": {}, "compile": {"compile": "on"}}
+        for mode in ways if framework == "pytorch" else ("default",):
+            options = {"switches": ways[mode], "product": product, "microbatch": BATCH_SIZE}
             work = per_sample_gradients.PerSampleGradients(
-                *(benchmark, "full", pool, arrays, "fp32", device), product=product, microbatch=BATCH_SIZE, mode=mode
+                Setting(benchmark, "full", "fp32", device, **options), pool, arrays
             )
             work.compile()
             ours[mode] = stepping(work)

@@ -345,6 +345,7 @@ def main(framework: str, models: list[str], modes: list[str], others: Path | Non
     import weights
     from duel.catalogue import BENCHMARKS
     from duel.measure import batches, parameters
+    from duel.measure.device import Setting
 
     device = devices.select("cpu")
     versions = ", ".join(f"{name} {version}" for name, version in devices.versions().items())
@@ -356,7 +357,7 @@ def main(framework: str, models: list[str], modes: list[str], others: Path | Non
         arrays = parameters.initialise(weights.shapes(network.build(benchmark, "full")), 0)
         with tempfile.TemporaryDirectory() as folder:
             pool = batches.pool(benchmark, "full", samples, 0, Path(folder))
-        training = twin.Training(benchmark, "full", pool, arrays, "fp32", device)
+        training = twin.Training(Setting(benchmark, "full", "fp32", device), pool, arrays)
         found = (
             jax_loops(benchmark, training, twin, modes, others)
             if others

@@ -11,6 +11,7 @@ from typing import Any
 # Name of the framework, which is also its folder, and the package that must be installed for it. Ask the package's
 # metadata, never "import jax": with the repository on the path that finds the folder.
 FRAMEWORKS: Mapping[str, str] = MappingProxyType({"jax": "jax", "pytorch": "torch"})
+PAIRED = "paired"  # in the place of a framework: one script that measures both in turn
 DEVICE_KINDS = ("cpu", "gpu", "tpu", "mps")
 # (framework, device kind): the package that the framework reaches such a device through, where it is one of its own.
 REACHED_THROUGH: Mapping[tuple[str, str], str] = MappingProxyType({("pytorch", "tpu"): "torch_xla"})
@@ -30,6 +31,7 @@ class Precision:
     loss_scale: float = 1.0
 
 
+FRAMEWORK_DEFAULT = "framework_default"
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     {
         p.name: p
@@ -38,6 +40,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
             Precision("tf32", "float32 storage, TF32 products in matmul and convolution", ("gpu",)),
             Precision("bf16", "float32 parameters, bfloat16 compute; softmax and loss in float32"),
             Precision("fp16", "the same with float16 and a loss scale of 1024", loss_scale=1024.0),
+            Precision(FRAMEWORK_DEFAULT, "what a newcomer gets of each framework: never comparable"),
         )
     }
 )
@@ -160,24 +163,29 @@ class UseCase:
 class Preset:
     """How long and how often one cell is measured.
 
-    Warm-up lasts at least ``warmup_steps`` steps and ``warmup_seconds``. The timed part is cut into blocks of k steps
-    with one synchronisation each, every block at least ``block_seconds`` long; it ends after ``iterations`` steps and
-    either ``blocks`` blocks or ``max_seconds``. ``repeats`` fresh processes measure each cell. Inference is measured at
-    each of ``batch_sizes``, its latency by ``calls`` calls or ``max_seconds`` of them.
+    ``repeats`` fresh processes measure each cell, and in a paired run ``pairs`` of each framework; with fewer than
+    ``CLAIM_PAIRS`` no ratio is claimed. Warm-up lasts at least ``warmup_steps`` steps and ``warmup_seconds``, and then
+    until blocks show no trend, for at most ``settling_seconds``. The timed part is cut into blocks of k steps with one
+    synchronisation each, every block at least ``block_seconds`` long; it ends after ``iterations`` steps and ``blocks``
+    blocks, or after ``max_seconds``. Inference is measured at each of ``batch_sizes``, its latency by ``calls`` calls
+    or ``max_seconds`` of them. A ``thorough`` preset measures the device's ceilings and a warm start, too.
     """
 
     name: str
     meaning: str
-    size: str
-    warmup_steps: int
-    warmup_seconds: float
-    iterations: int
-    blocks: int
-    block_seconds: float
-    max_seconds: float
     repeats: int
+    pairs: int
+    size: str = "full"
+    warmup_steps: int = 10
+    warmup_seconds: float = 5.0
+    settling_seconds: float = 60.0
+    iterations: int = 50
+    blocks: int = 50  # of 0.2 s: energy counters want 10 s
+    block_seconds: float = 0.2
+    max_seconds: float = 60.0
     batch_sizes: tuple[int, ...] = (1, 8, 32, 128)
     calls: int = 1000
+    thorough: bool = True
 
 
 def _batch(cpu: int, accelerator: int, mps: int) -> Mapping[str, int]:
@@ -524,31 +532,35 @@ PRODUCTS: Mapping[str, str] = MappingProxyType(
     }
 )
 CLIP_NORM = 1.0
-# Named sets of switches.
-DEFAULT, COMPILE, OPACUS = "default", "compile", "opacus"
-MODES: Mapping[str, str] = MappingProxyType(
-    {
-        DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
-        COMPILE: "both compile it: jax.jit, torch.compile",
-        OPACUS: "PyTorch by the hooks of this library, of networks that they know ('make opacus' installs it)",
-    }
-)
 # What stays the same as devices are added.
 WEAK, STRONG = "weak", "strong"
 SCALINGS: Mapping[str, str] = MappingProxyType({WEAK: "the batch on each device", STRONG: "the batch over all devices"})
 GROUPS = 32  # of a group norm, or the largest number that divides both this and its channels (Wu and He 2018)
 
+CLAIM_PAIRS = 4  # the fewest that a ratio is claimed of
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         p.name: p
         for p in (
             Preset(
-                *("smoke", "does it run: tiny model, a few steps, no claim", "tiny", 2, 0.0, 5, 5, 0.0, 10.0, 1),
+                name="smoke",
+                meaning="does it run: tiny model, a few steps, no claim",
+                size="tiny",
+                warmup_steps=2,
+                warmup_seconds=0.0,
+                settling_seconds=0.0,
+                iterations=5,
+                blocks=5,
+                block_seconds=0.0,
+                max_seconds=10.0,
+                repeats=1,
+                pairs=1,
+                thorough=False,
                 batch_sizes=(1, 8),
                 calls=20,
             ),
-            Preset("standard", "one process per framework at full size", "full", 10, 5.0, 50, 30, 0.2, 60.0, 1),
-            Preset("publication", "ten processes per framework at full size", "full", 10, 5.0, 50, 30, 0.2, 60.0, 10),
+            Preset("standard", "one process per framework at full size; paired: four of each", repeats=1, pairs=4),
+            Preset("publication", "ten processes per framework at full size", repeats=10, pairs=10),
         )
     }
 )

@@ -8,16 +8,17 @@ from typing import Any
 
 from duel.catalogue import (
     BENCHMARKS,
-    DEFAULT,
     FRAMEWORKS,
     INFERENCE,
     MANY,
+    PAIRED,
     PRESETS,
     PRODUCTS,
     USE_CASES,
     VALIDATE,
     WEAK,
 )
+from duel.modes import DEFAULT
 from duel.record import COLUMNS, NOT_HERE, Row, digest
 from duel.results import RUN_ID, stamp
 
@@ -33,7 +34,7 @@ _SEAL = "# sha256 of the other lines: "
 
 @dataclass(frozen=True)
 class Job:
-    """One framework's script. ``device`` is None where the job is to find the best one itself."""
+    """One framework's script, or that of both in turn. ``device`` is None where the job is to find the best itself."""
 
     framework: str
     benchmark: str
@@ -52,11 +53,17 @@ class Job:
     microbatch: int | None = None  # of per-sample gradients; None: what the job finds to fit
     scaling: str = WEAK  # of many devices
     mode: str = DEFAULT
+    size: str | None = None  # of the benchmark; None: the preset's
 
     def __post_init__(self) -> None:
-        assert self.framework in FRAMEWORKS
+        assert self.framework in (*FRAMEWORKS, PAIRED)
         for name in ("changes", "batch_sizes", "products"):  # JSON has lists for them
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def frameworks(self) -> tuple[str, ...]:
+        """Those that it measures."""
+        return tuple(FRAMEWORKS) if self.framework == PAIRED else (self.framework,)
 
     @property
     def ranks(self) -> int:
@@ -68,7 +75,9 @@ class Job:
         """The script's name without '.sh': the plain one for the defaults, with a suffix for each variant."""
         variants = [self.precision] if self.precision != "fp32" else []
         variants += [self.preset] if self.preset != "standard" else []
-        variants += [self.mode] if self.mode != DEFAULT else []
+        variants += [self.size] if self.size not in (None, PRESETS[self.preset].size) else []
+        if self.mode != DEFAULT:
+            variants.append(self.mode.replace("+", "_with_").replace("-", "_without_").replace("=", "_"))
         variants += [self.device] if self.device else []
         if self.weights:  # what main.py converts is called <benchmark>-<hash>
             name = Path(self.weights).stem.removeprefix(f"{self.benchmark}-")
@@ -98,6 +107,7 @@ class Job:
         options += ["--device", self.device] if self.device else []
         options += ["--batch_sizes", ",".join(map(str, self.batch_sizes))] if self.batch_sizes else []
         options += ["--products", ",".join(self.products)] if self.products else []
+        options += ["--size", self.size] if self.size else []
         options += ["--mode", self.mode] if self.mode != DEFAULT else []
         options += ["--microbatch", str(self.microbatch)] if self.microbatch else []
         if self.use_case in MANY:
@@ -107,12 +117,13 @@ class Job:
     def rows(self) -> list[Row]:
         """The planned rows: one for each repeat, batch size, product of per-sample gradients, and number of devices.
 
-        On many devices, each is measured on one of them first: what its scaling is told by.
-
-        What only the job can know is left open.
+        On many devices, each is measured on one of them first: what its scaling is told by. A paired job's repeats are
+        pairs in the order A B B A: a drift of the machine meets both sides alike. What only the job can know is left
+        open.
         """
         preset = PRESETS[self.preset]
-        repeats = 1 if self.use_case == VALIDATE else preset.repeats
+        paired = self.framework == PAIRED
+        repeats = 1 if self.use_case == VALIDATE else preset.pairs if paired else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
         missing = {"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {}
         module, many = USE_CASES[self.use_case].module, self.use_case in MANY
@@ -125,14 +136,14 @@ class Job:
         if not many:
             missing |= dict.fromkeys(("scaling", *SCALED), NOT_HERE)
         row = Row(
-            framework=self.framework,
             benchmark=self.benchmark,
             use_case=self.use_case,
             target=self.target,
             preset=self.preset,
             precision=self.precision,
             mode=self.mode,
-            size=preset.size,
+            rung=0,
+            size=self.size or preset.size,
             seed=SEED,
             weights=self.weights or f"seed {SEED}",
             attempt=self.attempt,
@@ -146,12 +157,20 @@ class Job:
         products = self.products or tuple(PRODUCTS) if module == "per_sample_gradients" else (None,)
         alone: dict[str, Any] = {"missing": dict.fromkeys(SCALED, "on one device")} if many else {}
         counts = [alone, {"nodes": self.nodes, "device_count": self.ranks}] if many else [{}]
+        points = [(size, product) for size in sizes for product in products]
         return [
-            row.replace(repeat=repeat, batch_size=size, product=product, device_count=1).replace(**count)
+            row.replace(
+                framework=framework,
+                repeat=repeat,
+                point=point * len(counts) + place,
+                batch_size=size,
+                product=product,
+                device_count=1,
+            ).replace(**count)
             for repeat in range(repeats)
-            for size in sizes
-            for product in products
-            for count in counts
+            for point, (size, product) in enumerate(points)
+            for framework in (self.frameworks[::-1] if repeat % 2 else self.frameworks)
+            for place, count in enumerate(counts)
         ]
 
 

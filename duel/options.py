@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from duel import modes
 from duel.catalogue import (
     ALIASES,
     BENCHMARKS,
-    DEFAULT,
     DEVICE_KINDS,
     MANY,
-    MODES,
     PER_SAMPLE,
     PER_SAMPLE_MANY,
     PRECISIONS,
@@ -35,7 +34,7 @@ VARIANTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
         "products": (PER_SAMPLE, PER_SAMPLE_MANY),
         "microbatch": (PER_SAMPLE, PER_SAMPLE_MANY),
         "scaling": MANY,
-        "mode": (PER_SAMPLE, PER_SAMPLE_MANY),
+        "mode": tuple(number for number in USE_CASES if number != VALIDATE),
     }
 )
 PRETRAINED, SAFETENSORS = "pretrained", ".safetensors"
@@ -81,6 +80,14 @@ def batch_sizes(text: str) -> tuple[int, ...]:
 def products(text: str) -> tuple[str, ...]:
     """Products of per-sample gradients, separated by commas."""
     return tuple(dict.fromkeys(_one_of("product", name, tuple(PRODUCTS)) for name in text.split(",")))
+
+
+def mode(text: str) -> str:
+    """A mode, with the switches that are turned from there."""
+    try:
+        return modes.check(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def count(text: str) -> int:
@@ -149,6 +156,11 @@ def add_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
         help=f"how to run it ({cases}{more})",
     )
     option("--preset", tuple(PRESETS), "standard", "how long and how often to measure")
+    parser.add_argument(
+        "--size",
+        choices=("tiny", "full"),
+        help="of the model (default: the preset's, " + "; ".join(f"{p.name} {p.size}" for p in PRESETS.values()) + ")",
+    )
     option("--precision", tuple(PRECISIONS), "fp32", "precision policy of both sides")
     parser.add_argument(
         "--batch_sizes",
@@ -177,8 +189,15 @@ def add_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
     parser.add_argument(
         "--devices", type=count, metavar="N", help="on each node, of these use cases (default: all that it has)"
     )
-    words = "; ".join(f"{name}: {text}" for name, text in MODES.items())
-    option("--mode", tuple(MODES), DEFAULT, f"of per-sample gradients, {words}")
+    words = "; ".join(f"{name}: {text}" for name, text in modes.MODES.items())
+    parser.add_argument(
+        "--mode",
+        type=mode,
+        default=modes.DEFAULT,
+        metavar="NAME",
+        help=f"{words}; and from there switches, as in default+compile, tuned-channels_last, default+threads=1: "
+        f"{', '.join(dict.fromkeys(switch.name for switch in modes.SWITCHES))} (default: {modes.DEFAULT})",
+    )
     words = "; ".join(f"{name}: {text}" for name, text in SCALINGS.items())
     option("--scaling", tuple(SCALINGS), WEAK, f"what stays the same as devices are added, {words}")
     option("--device", DEVICE_KINDS, None, "kind of device")

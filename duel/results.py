@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from duel import certificate
+from duel import certificate, comparability
 from duel.catalogue import VALIDATE
 from duel.errors import UserError
 from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
@@ -281,6 +281,29 @@ class Run:
         return events, torn
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file; none where there is none. Raises UserError where it is not one of ours."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            header = reader.fieldnames or []
+            if not {"run_id", "row", "missing"} <= set(header):
+                raise UserError(f"{path}: not a table of rows; delete it and run 'python main.py collect'")
+            return [Row.from_csv(texts) for texts in reader]
+    except FileNotFoundError:
+        return []
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Write ``rows`` to a CSV file, whole or not at all."""
+    text = io.StringIO(newline="")
+    # All quoted: a bare carriage return inside a text would otherwise end the line for readers.
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer.writerow(COLUMNS)
+    writer.writerows(row.to_csv() for row in rows)
+    write_atomically(path, text.getvalue())
+
+
 @dataclass(frozen=True)
 class Results:
     """The whole folder."""
@@ -325,15 +348,7 @@ class Results:
 
     def read_csv(self) -> list[Row]:
         """The rows of results.csv. Raises UserError where it is not one of ours."""
-        try:
-            with open(self.csv, newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
-                header = reader.fieldnames or []
-                if not {"run_id", "row", "missing"} <= set(header):
-                    raise UserError(f"{self.csv}: not a table of rows; delete it and run 'python main.py collect'")
-                return [Row.from_csv(texts) for texts in reader]
-        except FileNotFoundError:
-            return []
+        return read_rows(self.csv)
 
     def merge(self, wait: bool = True) -> list[Row]:
         """Bring results.csv up to date with the runs' folders and return its rows.
@@ -353,14 +368,10 @@ class Results:
             unsettled = [run for run in self.runs() if run.id not in settled]
             known |= {run.id: run.rows() for run in unsettled}
             in_order = [row for run_id in sorted(known, key=_by_time) for row in known[run_id]]
-            rows = [self.with_parity(row) for row in in_order if row.use_case != VALIDATE]  # which measures nothing
+            proved = [self.with_parity(row) for row in in_order if row.use_case != VALIDATE]  # which measures nothing
+            rows = comparability.judged(proved)
             if rows != before or not self.csv.exists():
-                text = io.StringIO(newline="")
-                # All quoted: a bare carriage return inside a text would otherwise end the line for readers.
-                writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-                writer.writerow(COLUMNS)
-                writer.writerows(row.to_csv() for row in rows)
-                write_atomically(self.csv, text.getvalue())
+                write_rows(self.csv, rows)
             return rows
 
     def with_parity(self, row: Row) -> Row:

@@ -14,7 +14,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from duel.measure import device as shared
 
 # For each policy: jax_default_matmul_precision, which convolutions follow too. In bf16 and fp16 operands have 16 bits.
+# None is what JAX comes with: on a GPU TF32 for both, on a TPU bfloat16.
 MATMUL_PRECISION = {
+    "framework_default": None,
     "fp32": "highest",
     "tf32": "tensorfloat32",
     "bf16": "default",
@@ -88,6 +90,12 @@ def peak_memory_bytes() -> tuple[int, str]:
     if "peak_bytes_in_use" in statistics:
         return statistics["peak_bytes_in_use"], "allocator_peak"
     return shared.host_peak_memory()
+
+
+def reserved_bytes() -> int | None:
+    """Peak of what the allocator has taken from the device; None where it does not say."""
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    return statistics.get("peak_pool_bytes") or statistics.get("peak_bytes_reserved")
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from network import Network
 
 
@@ -11,6 +14,10 @@ class Inference(Network):
     def step(self, index: int) -> Any:
         """Dispatch the pass over batch ``index`` modulo the pool; its logits, which may not be ready yet."""
         return self._program(*self._state, self._batches[index % len(self._batches)][0])
+
+    def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
+        """The logits behind ``handle``."""
+        return {"logits": np.array(handle)}
 
     def _trace(self) -> Any:
         return self._evaluate.trace(*self._state, self._batches[0][0])

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,12 +22,14 @@ import devices
 import weights
 from duel.catalogue import Benchmark
 from duel.measure.batches import Batch, Pool
-from duel.measure.device import ALONE, Device, World
+from duel.measure.device import Setting
 from models import _layers
 
 AXIS = "batch"  # of the mesh of all devices
 ALL, PARTS = P(), P(AXIS)  # what each device has whole, and what is cut along its first axis
 COMPUTE = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
+ATTENTION = {"math": "xla", "cudnn": "cudnn"}  # what JAX calls them
+STAGES = ("trace_seconds", "lower_seconds", "backend_seconds")
 
 
 def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nnx.Module:
@@ -42,30 +45,23 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nnx.Modu
 class Network:
     """A model whose weights, and the batches of ``pool``, lie on the device from the start.
 
-    ``arrays`` are the weights. ``precision`` is a policy of the catalogue or "float64". In a ``world`` of several
-    processes each has all weights, and its part of every batch.
+    ``arrays`` are the weights. In a world of several processes each has all weights, and its part of every batch.
     """
 
     execution = "jit"
-    _donates = False
     _per_sample = False
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        size: str,
-        pool: Pool,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        precision: str,
-        device: Device,
-        world: World = ALONE,
-    ) -> None:
-        devices.set_precision(precision)
-        self._device = devices.native(device)
-        self._mesh = jax.make_mesh((world.size,), (AXIS,)) if world.size > 1 else None
-        self._dtype = jnp.float64 if precision == "float64" else jnp.float32
-        self._compute = COMPUTE.get(precision)
-        self._model = build(benchmark, size, self._per_sample)
+    def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        devices.set_precision(setting.precision)
+        self._setting = setting
+        self._device = devices.native(setting.device)
+        ranks = setting.world.size
+        self._mesh = jax.make_mesh((ranks,), (AXIS,)) if ranks > 1 else None
+        self._dtype = jnp.float64 if setting.precision == "float64" else jnp.float32
+        self._compute = COMPUTE.get(setting.precision)
+        self._model = build(setting.benchmark, setting.size, self._per_sample)
+        self._program: Any = None
+        self._seconds: dict[str, float] = {}
         self.load(arrays)
         self._batches = [self._put_batch(batch) for batch in pool.batches]
 
@@ -78,12 +74,50 @@ class Network:
 
     def compile(self) -> float | None:
         """Compile what ``step`` runs ahead of time; seconds of trace, lower and compile."""
-        start = time.perf_counter()
-        self._program = self._trace().lower().compile()
-        seconds = time.perf_counter() - start
-        if self._donates:  # without it parameters and optimizer state would be there twice
-            assert self._program.memory_analysis().alias_size_in_bytes > 0, "the step's state was not donated"
-        return seconds
+        times = [time.perf_counter()]
+        for stage in (lambda _: self._trace(), lambda traced: traced.lower(), self._compiled):
+            self._program = stage(self._program)
+            times.append(time.perf_counter())
+        self._seconds = dict(zip(STAGES, (b - a for a, b in itertools.pairwise(times)), strict=True))
+        return times[-1] - times[0]
+
+    def compile_times(self) -> dict[str, float]:
+        """Seconds of each of ``STAGES`` of what was compiled last, as far as they can be told."""
+        return self._seconds
+
+    def forget(self) -> None:
+        """Drop what is compiled, but not what is kept of it in files: as a process is that starts again."""
+        jax.clear_caches()
+        self._program = None
+
+    def planned_bytes(self) -> int | None:
+        """What the compiled step plans to have at once: arguments, results and temporaries."""
+        plan = self._program.memory_analysis()
+        sizes = (plan.argument_size_in_bytes, plan.output_size_in_bytes, plan.temp_size_in_bytes)
+        return int(sum(sizes) - plan.alias_size_in_bytes)
+
+    def observed(self) -> dict[str, tuple[str, str]]:
+        """Of switches the values that were found in what was compiled, and what shows them."""
+        text = self._program.as_text()
+        shared = self._program.memory_analysis().alias_size_in_bytes
+        found = {
+            "donation": ("on" if shared else "off", f"{shared} bytes are shared"),
+            "attention": ("cudnn", "__cudnn$fmha") if "__cudnn$fmha" in text else ("math", "no custom call for it"),
+        }
+        if self._setting.switches.get("triton_gemm") == "off":
+            found["triton_gemm"] = ("on" if "__triton" in text else "off", "'__triton' in the program")
+        return found
+
+    def _compiled(self, lowered: Any) -> Any:
+        switches = self._setting.switches
+        options: dict[str, Any] = {}  # those that differ from what XLA does by itself
+        if self._device.platform == "gpu":
+            options |= {"xla_gpu_enable_command_buffer": ""} if switches.get("cuda_graphs") == "off" else {}
+            options |= {"xla_gpu_enable_triton_gemm": False} if switches.get("triton_gemm") == "off" else {}
+            options |= {"xla_gpu_enable_latency_hiding_scheduler": True} if self._setting.on("latency_hiding") else {}
+            options |= {"xla_gpu_deterministic_ops": True} if self._setting.on("deterministic") else {}
+            options |= {"xla_gpu_autotune_level": int(switches["autotune"])} if "autotune" in switches else {}
+        return lowered.compile(compiler_options=options or None)
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
@@ -104,6 +138,13 @@ class Network:
         parameters, statistics, *_ = self._state
         return weights.export(nnx.merge(self._graph, parameters, statistics))
 
+    def held(self) -> Iterator[Batch]:
+        """The batches as they lie on the device, in the order in which they are taken."""
+        for inputs, labels, *_ in self._batches:
+            arrays = [np.array(array) for array in inputs]
+            arrays = [array.transpose(0, 3, 1, 2) if array.ndim == 4 else array for array in arrays]
+            yield Batch(tuple(arrays), np.array(labels))
+
     def layers(self, index: int) -> dict[str, npt.NDArray[Any]]:
         """What each module gives for batch ``index`` in evaluation, by its name and in the order of the calls.
 
@@ -120,9 +161,18 @@ class Network:
     def _forward(self, parameters: Any, statistics: Any, inputs: Any, train: bool) -> tuple[jax.Array, Any]:
         """(logits in full precision, running statistics after the pass)."""
         model = nnx.merge(self._graph, parameters, statistics)
-        with _layers.autocast(self._compute), _layers.batch_over(AXIS if self._mesh and train else None):
-            logits = model(*inputs, train=train)
-        return logits.astype(self._dtype), nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
+        with _layers.batch_over(AXIS if self._mesh and train else None):
+            logits = self.applied(functools.partial(model, train=train), inputs)
+        return logits, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
+
+    def applied(self, model: Any, inputs: tuple[Any, ...]) -> jax.Array:
+        """What ``model`` gives for ``inputs`` under the policy and the switches, in full precision; to be traced.
+
+        All that is measured goes through here, and so does the canary.
+        """
+        kernel = self._setting.switches.get("attention", "")
+        with _layers.autocast(self._compute), _layers.attention_by(ATTENTION.get(kernel)):
+            return model(*inputs).astype(self._dtype)
 
     @functools.cached_property
     def _evaluate(self) -> Any:
@@ -171,6 +221,10 @@ class Network:
     def all_reduce(self) -> Any:
         """Dispatch one all-reduce of as much as the gradients are, and nothing else."""
         return self._all_reduce(self._state[0])
+
+    def placed(self, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Any, ...]:
+        """``arrays`` on the device, floats in the policy's storage type."""
+        return tuple(jax.device_put(array, self._device) for array in arrays)
 
     def _put(self, tree: Any, spec: P = ALL) -> Any:
         """``tree`` on the device, its floats in the policy's storage type; of several devices as ``spec`` cuts it."""

@@ -12,39 +12,26 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 import weights
-from duel.catalogue import CLIP_NORM, DEFAULT, PRECISIONS, Benchmark
+from duel.catalogue import CLIP_NORM
 from duel.measure.batches import Pool
-from duel.measure.device import ALONE, Device, World
+from duel.measure.device import Setting
 from network import ALL, PARTS, Network
 from training import LOSSES
 
 
 class PerSampleGradients(Network):
-    """One ``product`` of the catalogue for the batches of the pool, taken in turn, ``microbatch`` samples at a time.
+    """The setting's product for the batches of the pool, taken in turn, ``microbatch`` samples at a time.
 
     Each sample's gradient is that of its own loss. Group norms stand for batch norms, which mix the samples.
     """
 
     _per_sample = True
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        size: str,
-        pool: Pool,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        precision: str,
-        device: Device,
-        world: World = ALONE,
-        *,
-        product: str,
-        microbatch: int,
-        mode: str = DEFAULT,  # compiled in every one
-    ) -> None:
-        self._product, self._microbatch = product, microbatch
-        self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
-        self._loss = LOSSES[benchmark.loss]
-        super().__init__(benchmark, size, pool, arrays, precision, device, world)
+    def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._product, self._microbatch = setting.product, setting.microbatch
+        self._loss_scale = setting.loss_scale
+        self._loss = LOSSES[setting.benchmark.loss]
+        super().__init__(setting, pool, arrays)
 
     def step(self, index: int) -> Any:
         """Dispatch the product of batch ``index`` modulo the pool, which may not be ready yet.

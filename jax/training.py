@@ -12,32 +12,22 @@ import optax
 from flax import nnx
 
 import weights
-from duel.catalogue import PRECISIONS, SGD, AdamW, Benchmark
+from duel.catalogue import SGD, AdamW
 from duel.measure.batches import Pool
-from duel.measure.device import ALONE, Device, World
+from duel.measure.device import Setting
 from network import ALL, PARTS, Network
 
 
 class Training(Network):
     """The benchmark's optimizer on the batches of the pool, taken in turn."""
 
-    _donates = True
-
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        size: str,
-        pool: Pool,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        precision: str,
-        device: Device,
-        world: World = ALONE,
-    ) -> None:
-        self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
-        self._loss = LOSSES[benchmark.loss]
-        self._optimizer = _optimizer(benchmark.optimizer)
-        super().__init__(benchmark, size, pool, arrays, precision, device, world)
-        if world.size > 1:
+    def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._loss_scale = setting.loss_scale
+        self._loss = LOSSES[setting.benchmark.loss]
+        self._optimizer = _optimizer(setting.benchmark.optimizer)
+        self._donates = setting.on("donation", otherwise=True)
+        super().__init__(setting, pool, arrays)
+        if setting.world.size > 1:
             counts = [self._put(np.array(batch.present)) for batch in pool.batches]
             self._batches = [(*batch, count) for batch, count in zip(self._batches, counts, strict=True)]
         self._trainable = weights.trainable(self._model)
@@ -92,7 +82,7 @@ class Training(Network):
     @functools.cached_property
     def _train(self) -> Any:
         update = self._over_devices(self._update, (ALL, PARTS, PARTS, ALL), (ALL, ALL))
-        return jax.jit(update, donate_argnums=0)
+        return jax.jit(update, donate_argnums=0 if self._donates else ())
 
     def _trace(self) -> Any:
         return self._train.trace(self._state, *self._batches[0])

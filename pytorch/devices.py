@@ -12,6 +12,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
+from duel.catalogue import FRAMEWORK_DEFAULT
 from duel.measure import device as shared
 
 # For each policy: fp32_precision of matmul and of convolution. In bf16 and fp16 operands have 16 bits.
@@ -79,11 +80,12 @@ def native(device: shared.Device) -> Any:
 
 def set_precision(policy: str) -> None:
     """Make ``policy`` (of the catalogue, or float64 for proofs) hold for everything that is computed from now on."""
-    # Only the new interface: once it is used, reading the old allow_tf32 raises.
-    torch.backends.cuda.matmul.fp32_precision = FP32_PRECISION[policy]
-    torch.backends.cudnn.conv.fp32_precision = FP32_PRECISION[policy]
-    if _xla():  # convolutions follow too
-        importlib.import_module("torch_xla.backends").set_mat_mul_precision(XLA_PRECISION[policy])
+    if policy != FRAMEWORK_DEFAULT:
+        # Only the new interface: once it is used, reading the old allow_tf32 raises.
+        torch.backends.cuda.matmul.fp32_precision = FP32_PRECISION[policy]
+        torch.backends.cudnn.conv.fp32_precision = FP32_PRECISION[policy]
+        if _xla():  # convolutions follow too
+            importlib.import_module("torch_xla.backends").set_mat_mul_precision(XLA_PRECISION[policy])
     # torchvision's ViT would take a fused path in evaluation that no training step takes
     torch.backends.mha.set_fastpath_enabled(False)
 
@@ -95,6 +97,11 @@ def peak_memory_bytes() -> tuple[int, str]:
     if torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated(), "allocator_peak"
     return shared.host_peak_memory()
+
+
+def reserved_bytes() -> int | None:
+    """Peak of what the allocator has taken from the device; None where it does not say."""
+    return torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else None
 
 
 def versions() -> dict[str, str]:

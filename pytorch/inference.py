@@ -1,7 +1,9 @@
-"""Inference on one device: the forward pass in evaluation run eagerly, operation by operation."""
+"""Inference on one device: the forward pass in evaluation, operation by operation or compiled."""
 
+import functools
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from network import Network
@@ -13,7 +15,16 @@ class Inference(Network):
     @torch.inference_mode()
     def step(self, index: int) -> Any:
         """Dispatch the pass over batch ``index`` modulo the pool; its logits, which may not be ready yet."""
-        logits = self._forward(self._batches[index % len(self._batches)][0], train=False)
+        self._switch(train=False)
+        logits = self._run(self._model, self._batches[index % len(self._batches)][0])
         if self._xla:
             self._xla.sync()
         return logits
+
+    def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
+        """The logits behind ``handle``."""
+        return {"logits": handle.cpu().numpy()}
+
+    @functools.cached_property
+    def _run(self) -> Any:
+        return self._compiled(self.applied)

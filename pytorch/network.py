@@ -8,21 +8,32 @@ import contextlib
 import functools
 import importlib
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.backends import cuda as sdp
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import devices
 import weights
 from duel.catalogue import GROUPS, Benchmark
 from duel.measure.batches import Batch, Pool
-from duel.measure.device import ALONE, Device, World
+from duel.measure.device import Setting
 from models import _layers
 
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FRAMEWORKS_CHOICE = "framework"
+ATTENTION = {
+    "math": sdp.enable_math_sdp,
+    "flash": sdp.enable_flash_sdp,
+    "efficient": sdp.enable_mem_efficient_sdp,
+    "cudnn": sdp.enable_cudnn_sdp,
+}
 
 
 def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nn.Module:
@@ -46,50 +57,142 @@ def _share_batch_norms(model: nn.Module, device: torch.device) -> None:
             module.__class__ = _layers.SharedBatchNorm
 
 
+def _set_globally(setting: Setting) -> None:
+    """Switches that PyTorch has for the whole process."""
+    if setting.on("cudnn_benchmark"):
+        torch.backends.cudnn.benchmark = True
+    if setting.on("deterministic"):
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it where it begins
+        torch.use_deterministic_algorithms(True)
+    kernel = setting.switches.get("attention", FRAMEWORKS_CHOICE)
+    if kernel != FRAMEWORKS_CHOICE:
+        for name, enable in ATTENTION.items():
+            enable(name == kernel)
+
+
+def _dynamo() -> Any:
+    """Dynamo's own figures. Not imported where nothing is compiled: its memory would count as the network's."""
+    return importlib.import_module("torch._dynamo.utils")
+
+
+def _has_order(tensor: torch.Tensor) -> bool:
+    """Whether NCHW and NHWC would be different orders of its numbers."""
+    channels, height, width = tensor.shape[1:]
+    return channels > 1 and height * width > 1
+
+
+class _Names(TorchDispatchMode):
+    """The names of the operations that run inside, in ``seen``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[str(func)] = None
+        return func(*args, **(kwargs or {}))
+
+
 class Network:
     """A model whose weights, and the batches of ``pool``, lie on the device from the start.
 
-    ``arrays`` are the weights. ``precision`` is a policy of the catalogue or "float64". In a ``world`` of several
-    processes each has all weights, and its part of every batch.
+    ``arrays`` are the weights. In a world of several processes each has all weights, and its part of every batch.
     """
 
     execution = "eager"
     _per_sample = False
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        size: str,
-        pool: Pool,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        precision: str,
-        device: Device,
-        world: World = ALONE,
-    ) -> None:
-        devices.set_precision(precision)
-        self._device = devices.native(device)
-        self._world = world
-        self._xla: Any = importlib.import_module("torch_xla") if device.kind == "tpu" else None
+    def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        devices.set_precision(setting.precision)
+        _set_globally(setting)
+        self._setting, self._world = setting, setting.world
+        self._device = devices.native(setting.device)
+        self._xla: Any = importlib.import_module("torch_xla") if setting.device.kind == "tpu" else None
         if self._xla:
             self.execution = "lazy"
-        self._dtype = torch.float64 if precision == "float64" else torch.float32
-        half = COMPUTE.get(precision)
+        self._dtype = torch.float64 if setting.precision == "float64" else torch.float32
+        self._format = torch.channels_last if setting.on("channels_last") else torch.contiguous_format
+        half = COMPUTE.get(setting.precision)
         self._compute: Any = torch.autocast(self._device.type, half) if half else contextlib.nullcontext()
-        self._model = build(benchmark, size, self._per_sample)
-        if world.size > 1:
+        self._model = build(setting.benchmark, setting.size, self._per_sample)
+        if self._world.size > 1:
             _share_batch_norms(self._model, self._device)
-        self._model = self._model.to(self._device, self._dtype)
+        self._model = self._model.to(self._device, self._dtype, memory_format=self._format)
         self._trained: Any = self._model  # what is called in training
         self.load(arrays)
-        self._batches = [self._put_batch(batch.part(world.rank, world.size)) for batch in pool.batches]
+        parts = [batch.part(self._world.rank, self._world.size) for batch in pool.batches]
+        self._batches = [self._put_batch(batch) for batch in parts]
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
         weights.load(self._model, arrays)
 
     def compile(self) -> float | None:
-        """None: nothing is compiled ahead of time; where ``step`` is lazy, its first calls compile it."""
+        """None: nothing is compiled ahead of time; where ``step`` is lazy or compiled, its first calls compile it."""
         return None
+
+    def compile_times(self) -> dict[str, float]:
+        """Seconds of each of JAX's stages of what was compiled, as far as they can be told; empty where nothing was.
+
+        Dynamo's trace, and what its backend took to compile that; nothing is lowered in between.
+        """
+        if self.execution != "compiled":
+            return {}
+        spent = _dynamo().calculate_time_spent()
+        backend = spent.get("backend_compile", 0.0) + spent.get("entire_backward_compile", 0.0)
+        return {"trace_seconds": spent["total_wall_time"] - backend, "backend_seconds": backend}
+
+    def forget(self) -> None:
+        """Drop what is compiled, but not what is kept of it in files: as a process is that starts again."""
+        torch._dynamo.reset()
+
+    def planned_bytes(self) -> int | None:
+        """None: no plan is made of what a step has at once."""
+        return None
+
+    def observed(self) -> dict[str, tuple[str, str]]:
+        """Of switches the values that were found in what has run, and what shows them. It moves running statistics."""
+        # Of one channel, or of one pixel, an array has both orders at once.
+        images = [t for t in (*self._model.parameters(), *self._batches[0][0]) if t.ndim == 4]
+        nhwc = [t.is_contiguous(memory_format=torch.channels_last) for t in images if _has_order(t)]
+        found = {"channels_last": ("on" if nhwc and all(nhwc) else "off", f"strides, {sum(nhwc)} of {len(nhwc)}")}
+        counters = (
+            _dynamo().counters if self.execution == "compiled" else {"stats": {"unique_graphs": 0}, "graph_break": {}}
+        )
+        graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+        found["compile"] = ("on" if graphs else "off", f"Dynamo: {graphs} graphs, {breaks} breaks")
+        if "attention" in self._setting.switches:
+            with torch.enable_grad():
+                names = self._names(lambda: self.applied(self._model, self._batches[0][0]))
+            kernels = [name for name in names if "scaled_dot_product" in name]
+            kinds = [kind for kind in ("flash", "efficient", "cudnn") if any(kind in kernel for kernel in kernels)]
+            found["attention"] = (kinds[0] if kinds else "math", ", ".join(kernels) or "no kernel of its own")
+        if self._setting.on("cuda_graphs"):
+            trees = importlib.import_module("torch._inductor.cudagraph_trees")
+            manager = trees.get_manager(self._device.index, create_if_none_exists=False)
+            found["cuda_graphs"] = ("on" if manager is not None else "off", "Inductor's manager of recorded graphs")
+        return found | self._observed_here()
+
+    def _observed_here(self) -> dict[str, tuple[str, str]]:
+        """What ``observed`` finds of this kind of work alone."""
+        return {}
+
+    def _names(self, run: Callable[[], Any]) -> list[str]:
+        """The names of the operations that ``run`` dispatches."""
+        with _Names() as names:
+            run()
+        return list(names.seen)
+
+    def _compiled(self, function: Any) -> Any:
+        """``function``, compiled where the switch is on."""
+        if not self._setting.on("compile"):
+            return function
+        self.execution = "compiled"
+        graphs = self._setting.on("cuda_graphs")
+        mode = "reduce-overhead" if graphs else None
+        if self._setting.on("max_autotune"):
+            mode = "max-autotune" if graphs else "max-autotune-no-cudagraphs"
+        return torch.compile(function, mode=mode)
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
@@ -109,6 +212,13 @@ class Network:
     def export(self) -> dict[str, npt.NDArray[Any]]:
         """The current weights, as ``weights.export`` names them."""
         return weights.export(self._model)
+
+    def held(self) -> Iterator[Batch]:
+        """The batches as they lie on the device, in the order in which they are taken."""
+        for inputs, labels, *_ in self._batches:
+            arrays = [tensor.cpu().numpy() for tensor in (*inputs, labels)]
+            *first, last = [array.astype(np.int32) if array.dtype == np.int64 else array for array in arrays]
+            yield Batch(tuple(first), last)
 
     def layers(self, index: int) -> dict[str, npt.NDArray[Any]]:
         """What each module gives for batch ``index`` in evaluation, by its name and in the order of the calls.
@@ -138,11 +248,21 @@ class Network:
 
     def _forward(self, inputs: tuple[torch.Tensor, ...], train: bool) -> torch.Tensor:
         """Logits in full precision."""
+        self._switch(train)
+        return self.applied(self._trained if train else self._model, inputs)
+
+    def _switch(self, train: bool) -> None:
         if self._model.training != train:  # it walks all modules, which a small network notices
             self._model.train(train)
+
+    def applied(self, model: Any, inputs: tuple[Any, ...]) -> torch.Tensor:
+        """What ``model`` gives for ``inputs`` under the policy and the switches, in full precision.
+
+        All that is measured goes through here, and so does the canary.
+        """
         with self._compute:
-            logits = (self._trained if train else self._model)(*inputs)
-        return logits.to(self._dtype)
+            result = model(*inputs)
+        return result.to(self._dtype)
 
     def agree(self, value: float) -> float:
         """What rank 0 has for ``value``: for decisions that all processes must take alike."""
@@ -161,9 +281,14 @@ class Network:
         parameters = sum(parameter.numel() for parameter in self._model.parameters())
         return torch.zeros(parameters, dtype=self._dtype, device=self._device)
 
+    def placed(self, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Any, ...]:
+        """``arrays`` on the device, floats in the policy's storage type."""
+        return tuple(self._put(array) for array in arrays)
+
     def _put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else torch.int64)
+        tensor = tensor.to(self._device, self._dtype if tensor.is_floating_point() else torch.int64)
+        return tensor.contiguous(memory_format=self._format) if tensor.ndim == 4 else tensor
 
     def _put_batch(self, batch: Batch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         return tuple(self._put(array) for array in batch.inputs), self._put(batch.labels)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.backends.cuda import enable_cudnn_sdp, enable_flash_sdp, enable_mem_efficient_sdp
 from torch.func import functional_call, grad, vmap
 
-from duel.catalogue import CLIP_NORM, COMPILE, DEFAULT, OPACUS, PRECISIONS, Benchmark
+from duel.catalogue import CLIP_NORM
 from duel.errors import UserError
 from duel.measure.batches import Pool
-from duel.measure.device import ALONE, Device, World
+from duel.measure.device import Setting
 from models import _layers
 from network import Network
 from training import LOSSES
@@ -55,53 +55,38 @@ def _cut(inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, size: int) -> l
 
 
 class PerSampleGradients(Network):
-    """One ``product`` of the catalogue for the batches of the pool, taken in turn, ``microbatch`` samples at a time.
+    """The setting's product for the batches of the pool, taken in turn, ``microbatch`` samples at a time.
 
     Each sample's gradient is that of its own loss. Group norms stand for batch norms, which mix the samples.
     """
 
     _per_sample = True
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        size: str,
-        pool: Pool,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        precision: str,
-        device: Device,
-        world: World = ALONE,
-        *,
-        product: str,
-        microbatch: int,
-        mode: str = DEFAULT,
-    ) -> None:
-        self._product = product
-        self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
-        self._loss = LOSSES[benchmark.loss]
-        super().__init__(benchmark, size, pool, arrays, precision, device, world)
+    def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._product = setting.product
+        self._loss_scale = setting.loss_scale
+        self._loss = LOSSES[setting.benchmark.loss]
+        super().__init__(setting, pool, arrays)
         self._model.train()
         # What is loaded later is written into the same memory.
         self._parameters = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
         # A weight that modules share would have to be found under all its names, by a walk of them all at every call.
         self._tied = len(self._parameters) < len(list(self._model.named_parameters(remove_duplicate=False)))
         self._each: Any = vmap(grad(self._sample_loss), (None, 0, 0))
-        self._parts = [_cut(*batch, microbatch) for batch in self._batches]
+        self._parts = [_cut(*batch, setting.microbatch) for batch in self._batches]
         # The other kernels of attention know no axis of samples, and would be called for one sample after the other.
         # For the whole process: "with sdpa_kernel(...)" takes 0.2 ms of every step.
         for enable in (enable_flash_sdp, enable_mem_efficient_sdp, enable_cudnn_sdp):
             enable(False)
-        self._run: Any = self._some
-        if mode == DEFAULT:
+        self._run: Any = self._compiled(self._some)
+        self._hooked: Any = None
+        if setting.on("opacus"):
+            self._hooked = _hooked(self._model)
+            self._run = self._by_hooks
+        elif not setting.on("compile"):
             for module in self._model.modules():
                 if type(module) is nn.Conv2d and module.groups == 1 and module.dilation == (1, 1):
                     module.__class__ = _layers.SampleConv2d
-        elif mode == COMPILE:
-            self.execution = "compiled"
-            self._run = torch.compile(self._some, fullgraph=True)
-        elif mode == OPACUS:
-            self._hooked = _hooked(self._model)
-            self._run = self._by_hooks
 
     def step(self, index: int) -> Any:
         """Dispatch the product of batch ``index`` modulo the pool, which may not be ready yet.
@@ -130,6 +115,10 @@ class PerSampleGradients(Network):
         if self._world.size > 1 and self._product != "clipped_sum":
             arrays = {name: _gathered(array, self._world.size) for name, array in arrays.items()}
         return {name: array.cpu().numpy() for name, array in arrays.items()}
+
+    def _observed_here(self) -> dict[str, tuple[str, str]]:
+        """Whose hooks there are."""
+        return {"opacus": ("off" if self._hooked is None else "on", type(self._hooked).__name__)}
 
     @torch.no_grad()
     def _some(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> Any:

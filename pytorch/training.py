@@ -1,4 +1,4 @@
-"""Training on one device: the optimizer step run eagerly, operation by operation."""
+"""Training: the optimizer step, operation by operation or with the forward and backward pass compiled."""
 
 import inspect
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional
 
 import weights
-from duel.catalogue import PRECISIONS, SGD, AdamW, Benchmark
+from duel.catalogue import SGD, AdamW
 from duel.measure.batches import Pool
-from duel.measure.device import ALONE, Device, World
+from duel.measure.device import Setting
 from network import Network
 
 # PyTorch 2.14 warns of the older name.
@@ -23,21 +23,12 @@ SEND_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "
 class Training(Network):
     """The benchmark's optimizer on the batches of the pool, taken in turn."""
 
-    def __init__(
-        self,
-        benchmark: Benchmark,
-        size: str,
-        pool: Pool,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        precision: str,
-        device: Device,
-        world: World = ALONE,
-    ) -> None:
-        self._loss_scale = PRECISIONS[precision].loss_scale if precision in PRECISIONS else 1.0
-        self._loss = LOSSES[benchmark.loss]
-        self._recipe = benchmark.optimizer
-        super().__init__(benchmark, size, pool, arrays, precision, device, world)
-        if world.size > 1:
+    def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._loss_scale = setting.loss_scale
+        self._loss = LOSSES[setting.benchmark.loss]
+        self._recipe = setting.benchmark.optimizer
+        super().__init__(setting, pool, arrays)
+        if self._world.size > 1:
             self._batches = [
                 (*batch, torch.tensor(host.present, device=self._device))
                 for batch, host in zip(self._batches, pool.batches, strict=True)
@@ -45,11 +36,12 @@ class Training(Network):
             # Running statistics are alike on all ranks already.
             options = {SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._trained = nn.parallel.DistributedDataParallel(self._model, **options)
+        self._differentiable: Any = self._compiled(self._loss_and_logits)
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
         super().load(arrays)
-        self._optimizer = _optimizer(self._recipe, self._model)
+        self._optimizer = _optimizer(self._recipe, self._model, self._setting.on("fused_optimizer"))
 
     def step(self, index: int) -> Any:
         """Dispatch one optimizer step on batch ``index`` modulo the pool; its loss, which may not be ready yet."""
@@ -82,8 +74,8 @@ class Training(Network):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(loss, logits); the gradients are left in the parameters' ``grad``. With ``count`` this device's share."""
         self._optimizer.zero_grad(set_to_none=True)
-        logits = self._forward(inputs, train=True)
-        loss = self._loss(logits, labels, count)
+        self._switch(train=True)
+        loss, logits = self._differentiable(inputs, labels, count)
         # Between devices gradients are averaged where their sum is wanted.
         scale = self._loss_scale * self._world.size
         if scale == 1:
@@ -92,18 +84,30 @@ class Training(Network):
             (loss * scale).backward()
         if self._loss_scale != 1:
             torch._foreach_div_([p.grad for p in self._model.parameters()], self._loss_scale)
+        if self._setting.on("cuda_graphs"):  # the next replay writes where this one's results are
+            loss = loss.clone()
         return loss.detach(), logits.detach()
 
+    def _loss_and_logits(
+        self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, count: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.applied(self._trained, inputs)
+        return self._loss(logits, labels, count), logits
 
-def _optimizer(recipe: SGD | AdamW, model: nn.Module) -> torch.optim.Optimizer:
-    decay = recipe.weight_decay
+    def _observed_here(self) -> dict[str, tuple[str, str]]:
+        """The optimizer's kernel; it takes one more step for that."""
+        names = self._names(self._optimizer.step)
+        fused = [name for name in names if "_fused_" in name]
+        return {"fused_optimizer": ("on" if fused else "off", ", ".join(fused) or f"{len(names)} others")}
+
+
+def _optimizer(recipe: SGD | AdamW, model: nn.Module, fused: bool) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"weight_decay": recipe.weight_decay, "fused": fused or None}
     match recipe:
         case SGD():
-            return torch.optim.SGD(model.parameters(), recipe.learning_rate, recipe.momentum, weight_decay=decay)
+            return torch.optim.SGD(model.parameters(), recipe.learning_rate, recipe.momentum, **options)
         case AdamW():
-            return torch.optim.AdamW(
-                model.parameters(), recipe.learning_rate, recipe.betas, recipe.epsilon, weight_decay=decay
-            )
+            return torch.optim.AdamW(model.parameters(), recipe.learning_rate, recipe.betas, recipe.epsilon, **options)
 
 
 def _softmax_loss(logits: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import main as program
 import pytest
 from conftest import ROOT
+from golden import regenerate
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
@@ -34,6 +35,11 @@ def commands(page: Path, word: str) -> list[str]:
     blocks = [line.strip() for line in text.splitlines() if line.startswith(("    ", word))]
     inline = re.findall(r"`([^`\n]+)`", text)
     return [line for line in blocks + inline if line.startswith(f"{word} ")]
+
+
+def test_every_switch_is_in_the_table_of_modes() -> None:
+    text = (ROOT / "docs" / "methodology.md").read_text()
+    assert regenerate.between(text, "switches", regenerate.switches()) == text, "'make golden' makes it anew"
 
 
 def fragments(page: Path) -> list[str]:

@@ -19,7 +19,7 @@ from duel.job import Job
 from duel.measure import job, ranks
 from duel.measure import row as measuring
 from duel.measure.device import Device, World
-from duel.record import Row
+from duel.record import FINISHED, Row
 from duel.results import Results, Run
 
 SMOKE = ("--preset", "smoke", "--device", "cpu")
@@ -171,7 +171,9 @@ def test_a_port_that_is_taken_is_known_as_that(framework: str) -> None:
 def test_a_row_whose_port_was_taken_begins_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tries = iter([{0: "RuntimeError: Address already in use"}, {1: "lost it: address already in use"}, {}])
     monkeypatch.setattr(job, "_try_row", lambda *_: next(tries))
-    job._run_row(Run(tmp_path), Row(), None, None, None)  # type: ignore[arg-type]  # nothing of it is reached
+    run, row = Run(tmp_path / "some"), Row(row=0, status=FINISHED)
+    run.create([row])
+    job._run_row(run, row, None, None, None)  # type: ignore[arg-type]  # nothing of it is reached
     assert next(tries, None) is None
 
 

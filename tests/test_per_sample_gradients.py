@@ -29,6 +29,7 @@ import numpy as np
 import devices, network, per_sample_gradients, training, weights
 from duel.catalogue import BENCHMARKS, PRODUCTS
 from duel.measure import batches, parameters
+from duel.measure.device import Setting
 
 device = devices.select("cpu")
 entry = dataclasses.replace(BENCHMARKS[benchmark], dataset="synthetic")
@@ -37,19 +38,20 @@ arrays = parameters.initialise(weights.shapes(network.build(entry, "tiny", True)
 found = {}
 for product in PRODUCTS:
     for microbatch in (BATCH_SIZE, 1):
-        work = per_sample_gradients.PerSampleGradients(
-            entry, "tiny", pool, arrays, precision, device, product=product, microbatch=microbatch, mode=mode
+        switches = {} if mode == "default" else {mode: "on"}
+        setting = Setting(
+            entry, "tiny", precision, device, switches=switches, product=product, microbatch=microbatch
         )
+        work = per_sample_gradients.PerSampleGradients(setting, pool, arrays)
         work.compile()
         for name, array in work.named(work.step(0)).items():
             found[f"{product}/{microbatch}/{name}"] = array
 if weights.shapes(network.build(entry, "tiny")).keys() == arrays.keys():
-    work = training.Training(entry, "tiny", pool, arrays, precision, device)
+    plain = Setting(entry, "tiny", precision, device)
+    work = training.Training(plain, pool, arrays)
     found |= {f"batch/{name}": array for name, array in work.gradients(0)[2].items()}
     samples = [pool.batches[0].part(index, BATCH_SIZE) for index in range(BATCH_SIZE)]
-    one = training.Training(
-        entry, "tiny", dataclasses.replace(pool, batches=tuple(samples)), arrays, precision, device
-    )
+    one = training.Training(plain, dataclasses.replace(pool, batches=tuple(samples)), arrays)
     for index in range(BATCH_SIZE):
         found |= {f"sample/{index}/{name}": array for name, array in one.gradients(index)[2].items()}
     found["present"] = np.array([sample.present for sample in samples])

@@ -19,11 +19,12 @@ from golden import regenerate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, MODES, PRECISIONS, PRESETS, PRODUCTS, SCALINGS, USE_CASES
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, PAIRED, PRECISIONS, PRESETS, PRODUCTS, SCALINGS, USE_CASES
 from duel.errors import UserError
 from duel.job import EDITED, RENDERED, Job, script_state
 from duel.launch import cluster, plan, script
 from duel.launch.cluster import Target
+from duel.modes import MODES
 from duel.options import check_use_cases
 from duel.results import Results
 
@@ -64,7 +65,7 @@ def read_as_slurm(text: str) -> list[str]:
 
 def test_the_scripts_are_the_golden_ones() -> None:
     scripts = regenerate.scripts()
-    assert len(scripts) == len(TARGETS) * len(FRAMEWORKS)
+    assert len(scripts) == len(TARGETS) * len([*FRAMEWORKS, PAIRED])
     for name, text in scripts.items():
         assert text == (GOLDEN / name).read_text()
         bash_accepts(text)
@@ -428,7 +429,7 @@ OPTIONS: dict[str, st.SearchStrategy[str]] = {
     "--products": mostly(*PRODUCTS, "norms,materialised"),
     "--microbatch": mostly("1", "4"),
     "--scaling": st.sampled_from(list(SCALINGS)),
-    "--mode": st.sampled_from(list(MODES)),
+    "--mode": st.sampled_from([*MODES, "default+channels_last", "tuned-compile", "default+threads=1"]),
     "--preset": st.sampled_from(list(PRESETS)),
     "--precision": st.sampled_from(list(PRECISIONS)),
     "--device": mostly("cpu", "gpu", "tpu"),
@@ -491,7 +492,9 @@ def test_any_cluster_file_with_any_command_line_is_a_plan_or_a_clear_error(
             target = described.targets[jobs[0].target]
             texts = [script.render(job, target, CHECKOUT) for job in jobs]
         except UserError as error:
-            assert re.match(r"cluster\.yaml|(unknown )?target |several devices|--(micro)?batch", str(error)), error
+            assert re.match(r"cluster\.yaml|(unknown )?target |several devices|--(micro)?batch|--mode", str(error)), (
+                error
+            )
             seen["error"] += 1
             return
         seen[target.scheduler] += 1

@@ -437,6 +437,17 @@ def test_an_interrupted_submission_that_is_not_taken_up_leaves_runs_that_can_be_
     assert len(site.jobs()) == 2
 
 
+def test_both_frameworks_in_turn_are_one_allocation(site: Site) -> None:
+    site.target(*CPU)
+    said = site.main("--benchmark", "gcn", "--use_case", "1", "--preset", "smoke", "--paired", "--wait")
+    rows = rows_of(site.folder)
+    assert [(row["framework"], row["status"]) for row in rows] == [("jax", "finished"), ("pytorch", "finished")]
+    assert len({(row["run_id"], row["slurm_job_id"], row["host"], row["device_id"]) for row in rows}) == 1
+    assert {row["parity"] for row in rows} == {"verified"}  # the certificate was made for it
+    assert sum(name.startswith("paired_") for name in site.jobs()) == 1
+    assert "gcn, batch_size 1, device_count 1: no ratio: " in said  # of the preset smoke
+
+
 def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Site) -> None:
     site.target(*CPU, python=site.stand_in("failing", "exit 3"))
     site.slurm.stop_accounting()

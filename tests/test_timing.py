@@ -1,7 +1,9 @@
 """The timing loop's floors, on a clock of our own: no test here depends on how fast the machine is."""
 
 import dataclasses
+import random
 import statistics
+from collections.abc import Callable
 
 import pytest
 
@@ -52,9 +54,10 @@ def test_the_floors_hold_at_every_speed(monkeypatch: pytest.MonkeyPatch, seconds
     work, first, blocks = measured(monkeypatch, seconds, preset)
     assert first >= preset.warmup_steps
     assert (first - 10) * seconds >= preset.warmup_seconds
-    assert sum(block.steps for block in blocks) >= preset.iterations == 50
     spent = sum(block.seconds for block in blocks)
-    assert len(blocks) >= preset.blocks or spent >= preset.max_seconds
+    steps = sum(block.steps for block in blocks)
+    assert (steps >= preset.iterations == 50 and len(blocks) >= preset.blocks) or spent >= preset.max_seconds
+    assert len(blocks) >= timing.FEWEST
     assert all(block.seconds >= preset.block_seconds for block in blocks)
     assert len({block.steps for block in blocks}) == 1
     # One synchronisation a block, at its last step; every step taken once, in order.
@@ -62,15 +65,54 @@ def test_the_floors_hold_at_every_speed(monkeypatch: pytest.MonkeyPatch, seconds
     assert work.synchronised[-len(blocks) :] == [block.first_step + block.steps - 1 for block in blocks]
 
 
-def test_a_slow_step_ends_after_its_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, _, blocks = measured(monkeypatch, 5.0, PRESETS["standard"])
-    assert (len(blocks), blocks[0].steps) == (50, 1)
+def test_a_slow_step_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, blocks = measured(monkeypatch, 7.0, PRESETS["standard"])
+    assert (len(blocks), blocks[0].steps) == (9, 1)  # 63 s: the first block that ends after 60 s is the last
 
 
-def test_the_time_is_up_before_the_blocks_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    preset = dataclasses.replace(PRESETS["standard"], iterations=4)
-    _, _, blocks = measured(monkeypatch, 7.0, preset)
-    assert len(blocks) == 9  # 63 s: the first block that ends after 60 s is the last
+def test_there_are_five_blocks_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, blocks = measured(monkeypatch, 30.0, PRESETS["standard"])
+    assert len(blocks) == timing.FEWEST == 5
+
+
+SETTLING = dataclasses.replace(PRESETS["standard"], settling_seconds=20.0)
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, step_seconds: Callable[[int], float]) -> tuple[int, bool, list[float]]:
+    """What ``settle`` says of blocks of one step, whose seconds ``step_seconds`` gives by their number."""
+    work = Steps(0.0)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
+    monkeypatch.setattr(work, "synchronize", lambda index: setattr(work, "now", work.now + step_seconds(index)))
+    return timing.settle(work, SETTLING, 0, 1)
+
+
+def test_it_is_measured_once_a_falling_time_has_come_to_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, steady, blocks = settled(monkeypatch, lambda index: 0.2 + 0.3 * 0.7**index + 0.001 * (index % 3))
+    assert steady
+    assert first == len(blocks)
+    assert 15 <= first <= 40  # before, the last ten still fell by more than a hundredth
+
+
+def test_what_never_comes_to_rest_is_said_to_be_unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, steady, blocks = settled(monkeypatch, lambda index: 0.2 * 1.02**index)
+    assert not steady
+    assert sum(blocks) >= SETTLING.settling_seconds
+
+
+def test_a_drift_of_less_than_a_hundredth_is_none() -> None:
+    assert timing.steady([1 + 0.0005 * index for index in range(10)])
+    assert not timing.steady([1 + 0.005 * index for index in range(10)])
+
+
+def test_noise_is_called_a_trend_as_often_as_the_test_allows() -> None:
+    generator = random.Random(0)
+    called = sum(not timing.steady([generator.gauss(1, 0.2) for _ in range(10)]) for _ in range(2000))
+    assert 40 <= called <= 120  # 5 % of 2,000, less those of small drift
+
+
+def test_outliers_are_counted_by_tukey_s_fences() -> None:
+    assert timing.outliers([1.0, 1.1, 1.2, 1.3, 1.4]) == 0
+    assert timing.outliers([1.0, 1.1, 1.2, 1.3, 9.0, 0.1]) == 2
 
 
 def test_the_summary_is_over_blocks() -> None:
@@ -97,7 +139,7 @@ def test_the_opening_steps_are_dispatched_before_any_loss_is_read(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("seconds", "name", "calls"),
-    [(1e-3, "standard", 1000), (0.5, "standard", 120), (5.0, "standard", 50), (1e-3, "smoke", 20)],
+    [(1e-3, "standard", 1000), (0.5, "standard", 120), (30.0, "standard", 5), (1e-3, "smoke", 20)],
 )
 def test_latency_is_of_calls_that_are_synchronised_one_by_one(
     monkeypatch: pytest.MonkeyPatch, seconds: float, name: str, calls: int

@@ -43,12 +43,13 @@ if found["kinds"][0] == "tpu":
     from duel import datasets
     from duel.catalogue import BENCHMARKS
     from duel.measure import batches, parameters
+    from duel.measure.device import Setting
     device = devices.select("tpu")
     found |= {"device": dataclasses.asdict(device), "peak": devices.peak_memory_bytes(), "versions": devices.versions()}
     mnist = dataclasses.replace(BENCHMARKS["mnist"], dataset=datasets.SYNTHETIC)
     pool = batches.pool(mnist, "tiny", 4, 0, None)
     arrays = parameters.initialise(weights.shapes(network.build(mnist, "tiny")), 0)
-    work = training.Training(mnist, "tiny", pool, arrays, "fp32", device)
+    work = training.Training(Setting(mnist, "tiny", "fp32", device), pool, arrays)
     handle = work.step(0)
     dispatched = list(torch_xla.calls)
     work.synchronize(handle)

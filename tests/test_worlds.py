@@ -31,21 +31,22 @@ import numpy as np
 import devices, network, per_sample_gradients, training, weights
 from duel.catalogue import BENCHMARKS
 from duel.measure import batches, parameters
-from duel.measure.device import World
+from duel.measure.device import Setting, World
 
 world = World(int(rank), int(size), int(rank), address)
 device = devices.select("cpu", world)
 entry, trains = BENCHMARKS[benchmark], what == "train"
 arrays = parameters.initialise(weights.shapes(network.build(entry, "tiny", not trains)), 0, randomise=True)
 pool = batches.pool(entry, "tiny", BATCH_SIZE, 0, pathlib.Path())
-common = (entry, "tiny", pool, arrays, "float64", device, world)
+product = {} if trains else {"product": what, "microbatch": 2}
+common = (Setting(entry, "tiny", "float64", device, world, **product), pool, arrays)
 if trains:
     work = training.Training(*common)
     work.compile()
     losses = [work.loss(work.step(index)) for index in range(STEPS)]
     found = work.export() | {"losses": np.array(losses)}
 else:
-    work = per_sample_gradients.PerSampleGradients(*common, product=what, microbatch=2)
+    work = per_sample_gradients.PerSampleGradients(*common)
     work.compile()
     found = work.named(work.step(1))
 assert work.agree(3.0 + world.rank) == 3.0

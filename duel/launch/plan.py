@@ -4,7 +4,8 @@ import argparse
 import sys
 from typing import Any
 
-from duel.catalogue import FRAMEWORKS, MANY, PRESETS, STRONG, USE_CASES
+from duel import modes
+from duel.catalogue import FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch.cluster import Cluster, Target
@@ -15,7 +16,7 @@ from duel.results import Results
 def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[Job]:
     """What ``args`` (``duel.options``, and main.py's own) ask for. Raises UserError for what the target cannot take."""
     name, target = cluster.target(args.target)
-    frameworks = [args.framework] if args.framework else []
+    frameworks = [args.framework] if args.framework else [PAIRED] if args.paired else []
     for framework in FRAMEWORKS if not frameworks else ():
         if getattr(target.python, framework) is None:
             print(f"{framework}: left out, target {name!r} has no interpreter for it", file=sys.stderr)
@@ -27,7 +28,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
         if args.weights is not None:
             from duel.launch import pretrained
 
-            size = PRESETS[args.preset].size
+            size = args.size or PRESETS[args.preset].size
             weights = pretrained.resolve(args.weights, benchmark, size, name, target, results)
         for use_case in args.use_case:
             try:
@@ -37,12 +38,20 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                     raise
                 print(f"{benchmark}, use case {use_case}: left out, {error}", file=sys.stderr)
                 continue
+            try:
+                modes.refuse(args.mode, benchmark, use_case)
+            except UserError as error:
+                if len(args.benchmark) * len(args.use_case) == 1:
+                    raise
+                print(f"{benchmark}, use case {use_case}: left out, {error}", file=sys.stderr)
+                continue
             options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
             _check_batches(options, nodes * devices)
             planned += [
                 Job(
                     *(framework, benchmark, use_case, args.preset, args.precision, args.device, name, nodes, devices),
                     weights=weights,
+                    size=args.size,
                     **options,
                 )
                 for framework in frameworks
@@ -86,7 +95,8 @@ def table(planned: list[Job]) -> str:
         job = sides[0]
         devices = f"{job.nodes} x {job.devices_per_node}" if job.nodes > 1 else str(job.devices_per_node)
         rows = sum(len(side.rows()) for side in sides)
-        names = ", ".join(side.framework for side in sides)
+        names = ", ".join(name for side in sides for name in side.frameworks)
+        names += " in turn" if job.framework == PAIRED else ""
         lines.append((benchmark, f"{use_case} {USE_CASES[use_case].name}", names, devices, str(rows)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = "\n".join(

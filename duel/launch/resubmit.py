@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from duel.catalogue import PAIRED
 from duel.job import Job
 from duel.launch import directives, jobs, queue, state, submit
 from duel.launch.cluster import Cluster
@@ -141,7 +142,8 @@ def _decide(
     if job is None:
         return [Decision(status, None, f"{words}; its launch.json is of another version: start it anew")]
     if job.attempt >= MOST_ATTEMPTS:
-        anew = f"python main.py --benchmark {job.benchmark} --use_case {job.use_case} --framework {job.framework}"
+        side = "--paired" if job.framework == PAIRED else f"--framework {job.framework}"
+        anew = f"python main.py --benchmark {job.benchmark} --use_case {job.use_case} {side}"
         return [
             Decision(status, None, f"{words}; that was attempt {job.attempt} of {MOST_ATTEMPTS}: '{anew}' begins anew")
         ]

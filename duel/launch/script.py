@@ -41,25 +41,28 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
     """
     target = target.for_job(job)
     _parse(job, target)
-    python = getattr(target.python, job.framework)
-    if python is None:
-        others = [f"--framework {name}" for name in FRAMEWORKS if getattr(target.python, name) is not None]
-        raise UserError(
-            f"target {job.target!r} has no interpreter for {job.framework} "
-            f"(cluster.yaml: targets.{job.target}.python.{job.framework} is null); valid: {', '.join(others) or 'none'}"
-        )
+    pythons = {framework: getattr(target.python, framework) for framework in job.frameworks}
+    for framework, python in pythons.items():
+        if python is None:
+            others = [f"--framework {name}" for name in FRAMEWORKS if getattr(target.python, name) is not None]
+            raise UserError(
+                f"target {job.target!r} has no interpreter for {framework} "
+                f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {', '.join(others) or 'none'}"
+            )
+    lead, *others = job.frameworks  # whose interpreter looks after the run
     variables = {"WANDB_PROJECT": target.wandb.project}
     if target.wandb.mode != "auto" or not target.internet:
         variables["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
     device = ["--device", target.device] if target.device and not job.device else []
     options = [*job.options, *device, f"--data={target.data}"]
+    options += [f"--paired={other}={pythons[other]}" for other in others]
     if job.use_case in MANY and target.scheduler == "local":
         options.append("--spawn")
     slurm = target.scheduler == "slurm"
     template = "slurm.sh.j2" if slurm else "job.sh.j2"
     text = ENVIRONMENT.get_template(template).render(
         shebang=target.shebang,
-        framework=job.framework,
+        framework=" and ".join(job.frameworks) + (" in turn" if others else ""),
         benchmark=job.benchmark,
         use_case=job.use_case,
         use_case_meaning=USE_CASES[job.use_case].meaning,
@@ -76,9 +79,9 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
         node_launcher=target.node_launcher,
         setup=target.setup,
         variables=variables,
-        python=python,
-        remedy=f"(cluster.yaml: targets.{job.target}.python.{job.framework}); make {job.framework}-env makes one",
-        command=shlex.join([f"{job.framework}/run.py", *options]),
+        python=pythons[lead],
+        remedy=f"(cluster.yaml: targets.{job.target}.python.{lead}); make {lead}-env makes one",
+        command=shlex.join([f"{lead}/run.py", *options]),
     )
     return seal(text)
 

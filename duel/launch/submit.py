@@ -58,11 +58,12 @@ def launch(
 def check(jobs: list[Job], target: Target) -> None:
     """Raises UserError, before anything is written, for what would keep a job from running."""
     for job in jobs:
-        python = getattr(target.python, job.framework)
-        where = f"cluster.yaml: targets.{job.target}.python.{job.framework}"
-        if target.scheduler == "local":
-            local.check_interpreter(python, job.framework, where)
-        local.check_device(python, job.framework, job.device or target.device, where)
+        for framework in job.frameworks:
+            python = getattr(target.python, framework)
+            where = f"cluster.yaml: targets.{job.target}.python.{framework}"
+            if target.scheduler == "local":
+                local.check_interpreter(python, framework, where)
+            local.check_device(python, framework, job.device or target.device, where)
         if job.weights and not (ROOT / job.weights).is_file():  # it was there at the first attempt
             raise UserError(f"{job.weights}, the initial weights, is gone: start anew with main.py --weights")
     if target.scheduler == "local":

@@ -7,10 +7,12 @@ from typing import Any
 
 from duel import certificate
 from duel.catalogue import FRAMEWORKS, VALIDATE
+from duel.certificate import VERIFIED
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import jobs, pretrained, state, submit
 from duel.launch.cluster import Cluster
+from duel.options import SAFETENSORS
 from duel.record import FINISHED, TERMINAL
 from duel.report import parity
 from duel.results import Results, Run, write_atomically
@@ -63,6 +65,26 @@ def validate(
     jobs.follow(results, runs, until)
     results.merge()
     return all(verdicts)
+
+
+def prove_missing(runs: list[Run], cluster: Cluster, results: Results, say: Say) -> None:
+    """Validate what the finished rows of ``runs`` have measured and no certificate holds for."""
+    wanted = {
+        (
+            str(row.benchmark),
+            str(row.size),
+            str(row.weights) if str(row.weights).endswith(SAFETENSORS) else None,
+            row.target,
+        )
+        for run in runs
+        for row in map(results.with_parity, run.rows())
+        if row.status == FINISHED and row.parity != VERIFIED
+    }
+    for benchmark, size, weights, target in sorted(wanted, key=str):
+        say(
+            f"\nno certificate holds for {benchmark} in size {size}: without one nothing is compared, so it is made now"
+        )
+        validate([benchmark], size, weights, target, cluster, results, say)
 
 
 def _certify(sides: dict[str, Run], results: Results, say: Say) -> bool:

@@ -1,7 +1,7 @@
 """The batches that both frameworks train on, made in numpy from one seed."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folde
     generator = np.random.default_rng(seed)
     if benchmark.dataset == datasets.SYNTHETIC:
         made = tuple(_make(benchmark.sizes[size].inputs, batch_size, generator) for _ in range(POOL_BATCHES))
-        return Pool(made, None, datasets.SYNTHETIC, True, _sha256(made))
+        return Pool(made, None, datasets.SYNTHETIC, True, sha256(made))
     data = datasets.load(benchmark.dataset, data_folder)
     samples = len(data.train_labels)
     if batch_size > samples:
@@ -98,7 +98,7 @@ def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folde
             chosen = order[start : start + batch_size]
             batches.append(Batch((data.train_images[chosen],), data.train_labels[chosen]))
     held_out = Batch((data.held_out_images,), data.held_out_labels)
-    return Pool(tuple(batches), held_out, data.name, False, _sha256((*batches, held_out)))
+    return Pool(tuple(batches), held_out, data.name, False, sha256((*batches, held_out)))
 
 
 def _make(inputs: Images | Tokens | Molecules | Citations, samples: int, generator: np.random.Generator) -> Batch:
@@ -170,7 +170,8 @@ def _integers(below: int, shape: tuple[int, ...], generator: np.random.Generator
     return generator.integers(below, size=shape, dtype=np.int32)
 
 
-def _sha256(batches: tuple[Batch, ...]) -> str:
+def sha256(batches: Iterable[Batch]) -> str:
+    """Of all arrays, in order."""
     digest = hashlib.sha256()
     for batch in batches:
         for array in (*batch.inputs, batch.labels):

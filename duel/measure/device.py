@@ -5,9 +5,12 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from duel.catalogue import PRECISIONS, Benchmark
+from duel.measure.nvml import Gpu
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,32 @@ class Device:
     memory_bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What is computed, how, and on what: all that a side needs beside samples and weights.
+
+    ``precision`` is a policy of the catalogue or "float64". ``switches`` are values by name (``duel.modes``); what is
+    not there is as a newcomer gets it. ``product`` and ``microbatch`` are of per-sample gradients.
+    """
+
+    benchmark: Benchmark
+    size: str
+    precision: str
+    device: Device
+    world: World = ALONE
+    switches: Mapping[str, str] = field(default_factory=dict)
+    product: str = ""
+    microbatch: int = 0
+
+    def on(self, switch: str, otherwise: bool = False) -> bool:
+        """Whether ``switch`` is on; ``otherwise`` where nothing is said of it."""
+        return self.switches.get(switch, "on" if otherwise else "off") == "on"
+
+    @property
+    def loss_scale(self) -> float:
+        return PRECISIONS[self.precision].loss_scale if self.precision in PRECISIONS else 1.0
+
+
 def choose(kind: str | None, available: Iterable[Device]) -> Device:
     """The device of ``kind``, or the first of ``available`` for None.
 
@@ -62,8 +91,11 @@ def cpu() -> Device:
 
 def gpu(name: str, count: int, compute_capability: str | None) -> Device:
     """A GPU as the framework sees it, with driver version and memory from NVML where that knows ``name``."""
-    driver, memory = _nvml(name)
-    return Device("gpu", name, count, driver, compute_capability, memory)
+    try:
+        found = Gpu.open(name)
+    except LookupError:
+        return Device("gpu", name, count, compute_capability=compute_capability)
+    return Device("gpu", name, count, found.driver, compute_capability, found.memory_bytes)
 
 
 def host_peak_memory() -> tuple[int, str]:
@@ -94,24 +126,3 @@ def _cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return next(iter(names), "") or platform.processor() or platform.machine()
-
-
-def _nvml(name: str) -> tuple[str | None, int | None]:
-    """(driver version, memory in bytes) of the first NVIDIA GPU called ``name``; None where NVML cannot say."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None, None
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        sizes = [pynvml.nvmlDeviceGetMemoryInfo(h).total for h in handles if pynvml.nvmlDeviceGetName(h) == name]
-        return str(driver), int(sizes[0]) if sizes else None
-    except pynvml.NVMLError:
-        return None, None
-    finally:
-        pynvml.nvmlShutdown()

@@ -9,16 +9,20 @@ import argparse
 import contextlib
 import importlib.metadata
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel.catalogue import FRAMEWORKS, MANY, VALIDATE
+from duel import modes
+from duel.catalogue import FRAMEWORKS, MANY, PAIRED, VALIDATE
 from duel.errors import UserError
 from duel.job import ROOT, Job, script_state
 from duel.measure import probes, ranks, timing
@@ -30,8 +34,13 @@ from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIP
 from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, utc
 
 POLL_SECONDS = 0.5
+PROGRESS = ("phase", "loss", "block")  # events that a status is made of
 # How gloo, NCCL and the servers of both frameworks say that another process is gone.
 BEREAVED = ("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote")
+# A measuring process that is silent for so long hangs: the slowest thing that it does without a word is to compile.
+SILENCE_SECONDS = float(os.environ.get("DUEL_SILENCE_SECONDS") or 1800)
+CRASH = "CUDA_ERROR_ILLEGAL_ADDRESS"
+Commands = dict[str, list[str]]  # run.py with its interpreter, by framework
 PORTS = 3  # tries at a row whose port somebody else takes
 GRACE_SECONDS = 20.0
 USER_ERROR = 2
@@ -48,6 +57,7 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
     parser.add_argument("--target", type=target_name, default="local", metavar="NAME", help="recorded in the rows")
     parser.add_argument("--data", type=folder_name, default=ROOT / "data", metavar="DIR", help="folder of data sets")
     parser.add_argument("--run_folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--paired", default="", metavar="FRAMEWORK=PYTHON", help="measure that one, too, in turn")
     parser.add_argument("--spawn", action="store_true", help="start the processes for all devices, on this machine")
     # Of a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
@@ -80,13 +90,20 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         parser.error(f"use case {args.use_case} needs several devices: --devices, and --nodes, say how many")
     if args.weights is not None and not args.weights.endswith(SAFETENSORS):
         parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
+    # -u: what a crash leaves unwritten in a buffer is what one needs to read.
+    commands = {framework: [sys.executable, "-u", str(Path(sys.argv[0]).resolve())]}
+    if args.paired:
+        other, _, python = args.paired.partition("=")
+        if other not in FRAMEWORKS or other == framework or shutil.which(python) is None:
+            parser.error(f"--paired {args.paired}: another framework's name, '=' and its interpreter are valid")
+        commands[other] = [python, "-u", str(ROOT / other / "run.py")]
     options = {
         name: getattr(args, name)
-        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights")
+        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size")
     } | {name: getattr(args, name) for name in VARIANTS}
     options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
     try:
-        return _supervise(Job(framework=framework, **options), args.data, args.spawn)
+        return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, commands)
     except OSError as error:
         print(f"{framework}/run.py: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
         return USER_ERROR
@@ -120,10 +137,8 @@ def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
     return run
 
 
-def _supervise(job: Job, data: Path, spawn: bool) -> int:
+def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     results = Results(ROOT / "results")
-    # -u: what a crash leaves unwritten in a buffer is what one needs to read.
-    command = [sys.executable, "-u", str(Path(sys.argv[0]).resolve())]
     place = ranks.place()
     if place.rank > 0:
         if place.size != job.ranks:
@@ -131,7 +146,7 @@ def _supervise(job: Job, data: Path, spawn: bool) -> int:
         for number in STOPS:
             signal.signal(number, _stop)
         try:
-            return ranks.assist(place, ranks.meeting(results.folder), command)
+            return ranks.assist(place, ranks.meeting(results.folder), commands)
         except _Stopped as stopped:
             return 128 + signal.Signals[str(stopped)].value
     for number in STOPS:
@@ -160,7 +175,7 @@ def _supervise(job: Job, data: Path, spawn: bool) -> int:
             if run.stored_status()["state"] == CANCELLED:  # while it waited
                 raise _Stopped(signal.SIGTERM.name)
             run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
-            common = _common_columns(script)
+            common = _common_columns(script) | {"group": _group(run)}
             rows = [row.replace(**common) for row in run.rows()]
             for row in rows:
                 run.write_row(row)
@@ -175,7 +190,7 @@ def _supervise(job: Job, data: Path, spawn: bool) -> int:
                 print(sink.note, flush=True)
             reader = MetricsReader(run.metrics)
             options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
-            team = _Team(run, job.ranks, results, command, options, spawn)
+            team = _Team(run, job.ranks, results, commands, options, spawn)
             for row in rows:
                 _run_row(run, row, team, reader, sink)
         state, cause, code = _verdict(run.rows())
@@ -198,11 +213,12 @@ def _supervise(job: Job, data: Path, spawn: bool) -> int:
             team.close()
         run.settle(state=state, cause=cause, exit_code=code)
         try:
-            results.merge(wait=False)
+            rows = [row for row in results.merge(wait=False) if row.run_id == run.id]
         except UserError as error:  # the row is safe in its own file; whoever merges next says so again
             print(f"not merged: {error}", file=sys.stderr)
+            rows = []
         if sink is not None:
-            sink.finish(run.rows(), code)
+            sink.finish(rows or run.rows(), code)
             # It may have given up long before the end, too.
             if sink.note != run.stored_status().get("wandb"):
                 run.write_status(wandb=sink.note)
@@ -245,11 +261,12 @@ class _Team:
     """Who measures a run's rows: a process of this supervisor, and on many devices one of each other rank's."""
 
     def __init__(
-        self, run: Run, size: int, results: Results, command: list[str], options: list[str], spawn: bool
+        self, run: Run, size: int, results: Results, commands: Commands, options: list[str], spawn: bool
     ) -> None:
-        self._run, self._command, self._options = run, command, options
+        self._run, self._commands, self._options = run, commands, options
         self._cpus = ranks.shares(size) if spawn else [[] for _ in range(size)]
         self._spawned: list[subprocess.Popen[bytes]] = []
+        self._caches = tempfile.TemporaryDirectory(prefix="duel-")  # of the row's compilers
         self.chief: ranks.Chief | None = None
         if size == 1:
             return
@@ -261,7 +278,7 @@ class _Team:
             for rank in range(1, size) if spawn else ():
                 own = {"DUEL_RANK": str(rank), "DUEL_RANKS": str(size)}
                 self._spawned.append(
-                    subprocess.Popen([*command, *sys.argv[1:]], env=os.environ | own, start_new_session=True)
+                    subprocess.Popen([sys.executable, "-u", *sys.argv], env=os.environ | own, start_new_session=True)
                 )
             self.chief.gather()
         except BaseException:
@@ -270,14 +287,17 @@ class _Team:
 
     def start(self, row: Row) -> "subprocess.Popen[bytes]":
         """Start this row's measuring processes; returns the one here."""
-        number, here = row.row or 0, self._options
+        number, here, framework = row.row or 0, self._options, str(row.framework)
+        self._caches.cleanup()
+        self._caches = tempfile.TemporaryDirectory(prefix="duel-")
         if self.chief is not None and row.device_count != 1:
-            here = [*here, *self.chief.start(self._run, number, self._options, self._cpus)]
-        here = [*here, "--cpus", ",".join(map(str, self._cpus[0]))] if self._cpus[0] else here
+            here = [*here, *self.chief.start(self._run, number, framework, self._options, self._cpus)]
+        cpus = self._cpus[0] or _chosen_cpus(row)
+        here = [*here, "--cpus", ",".join(map(str, cpus))] if cpus else here
         # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
         return subprocess.Popen(
-            [*self._command, "--run_folder", str(self._run.folder), "--row", str(number), *here],
-            env=ranks.environment(),
+            [*self._commands[framework], "--run_folder", str(self._run.folder), "--row", str(number), *here],
+            env=ranks.environment(self._caches.name),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -285,6 +305,7 @@ class _Team:
 
     def close(self) -> None:
         """Send all home."""
+        self._caches.cleanup()
         if self.chief is not None:
             self.chief.close()
         for process in self._spawned:
@@ -293,29 +314,60 @@ class _Team:
             process.kill()
 
 
+def _chosen_cpus(row: Row) -> list[int]:
+    """Those that the switch ``threads`` leaves to the row; none where it leaves all."""
+    asked = re.search(r"\+threads=(\d+)", str(row.mode))
+    return probes.usable_cpus()[: int(asked[1])] if asked else []
+
+
 def _run_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: WandbSink | None) -> None:
-    """Measure one row and leave its row file at its end, whatever happens to its processes."""
-    for _ in range(PORTS):
-        deaths = _try_row(run, row, team, reader, sink)
-        if not any(ranks.port_taken(said) for said in deaths.values()):
+    """Measure one row and leave its row file at its end, whatever happens to its processes.
+
+    Where XLA's autotuner crashes there is another row behind all others, on the next rung of ``modes.RUNGS``.
+    """
+    while True:
+        before = _size(run.log)
+        for _ in range(PORTS):
+            deaths = _try_row(run, row, team, reader, sink)
+            if not any(ranks.port_taken(said) for said in deaths.values()):
+                break
+            print("somebody took the port in the meantime: the row begins again with another", flush=True)
+        ended = run.read_row(row.row or 0)
+        rung = modes.next_rung(row.rung or 0, str(row.precision))
+        if rung is None or not _autotuner_crashed(ended, ranks.tail(run.log, before)):
             return
-        print("somebody took the port in the meantime: the row begins again with another", flush=True)
+        row = row.replace(row=len(run.rows()), rung=rung)
+        print(
+            f"XLA's autotuner crashed: row {row.row} is another attempt, rung {rung} of {modes.HANDICAPPED}", flush=True
+        )
+
+
+def _autotuner_crashed(row: Row, said: str) -> bool:
+    """Whether a row of JAX on a GPU died of a bad kernel before its step was compiled, which is when XLA tries some."""
+    on_gpu = row.framework == "jax" and row.device_kind == "gpu"
+    return on_gpu and row.status == FAILED and row.compile_seconds is None and CRASH in said
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
 
 
 def _try_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: WandbSink | None) -> dict[int, str]:
     """One try at a row; on many devices the end of what each rank said that ended as it should not have."""
     run.write_row(row.replace(status=RUNNING, started=utc()))
-    before = run.log.stat().st_size if run.log.exists() else 0
+    before = _size(run.log)
     process = team.start(row)
     chief = team.chief if row.device_count != 1 else None
     copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
     copier.start()
     deaths: dict[int, str] = {}
+    heard, silent = time.monotonic(), 0.0
     try:
-        while process.poll() is None and not deaths:
-            _pass_on(run, reader, sink)
+        while process.poll() is None and not deaths and silent < SILENCE_SECONDS:
+            heard = time.monotonic() if _pass_on(run, reader, sink) else heard
             time.sleep(POLL_SECONDS)
             deaths = chief.deaths() if chief else {}
+            silent = time.monotonic() - heard
         if chief:
             deaths = _wind_up(process, chief)
             copier.join(GRACE_SECONDS)
@@ -334,7 +386,7 @@ def _try_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: Wandb
         row = _with_partial_figures(run, run.read_row(row.row or 0))
         run.write_row(row)
     if row.status == FINISHED and row.device_count != 1:
-        row = _with_efficiency(row, run.read_row((row.row or 0) - 1))  # planned just before
+        row = _with_efficiency(row, run.rows())
         run.write_row(row)
     others = {rank: said for rank, said in deaths.items() if rank}
     if others:
@@ -345,12 +397,17 @@ def _try_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: Wandb
             print(text, flush=True)
         run.write_row(row.replace(status=FAILED, cause=_first_cause(row, process.returncode, others), ended=utc()))
     elif row.status not in TERMINAL:
-        run.write_row(row.replace(status=FAILED, cause=_cause(process.returncode), ended=utc()))
+        cause = _cause(process.returncode)
+        if silent >= SILENCE_SECONDS:
+            cause = f"hung: not a word for {silent:.0f} s; the last was '{run.stored_status().get('phase')}'"
+        run.write_row(row.replace(status=FAILED, cause=cause, ended=utc()))
     return deaths
 
 
-def _with_efficiency(row: Row, alone: Row) -> Row:
-    """``row`` of many devices with what its throughput is worth beside that ``alone``, on one of them."""
+def _with_efficiency(row: Row, rows: list[Row]) -> Row:
+    """``row`` of many devices with what its throughput is worth beside that on one, which was planned just before."""
+    wanted = (row.framework, row.repeat, (row.point or 0) - 1)
+    alone = [other for other in rows if (other.framework, other.repeat, other.point) == wanted][-1]
     if alone.status != FINISHED or not alone.throughput or not row.throughput or not row.device_count:
         return row.replace(missing={"scaling_efficiency": "the row on one device did not finish"})
     return row.replace(scaling_efficiency=row.throughput / (row.device_count * alone.throughput))
@@ -405,21 +462,23 @@ def _with_partial_figures(run: Run, row: Row) -> Row:
 
 def _copy_output(process: "subprocess.Popen[bytes]", log: Path) -> None:
     assert process.stdout is not None
-    with open(log, "ab", buffering=0) as file:
+    with process.stdout, open(log, "ab", buffering=0) as file:
         while chunk := os.read(process.stdout.fileno(), 65536):
             file.write(chunk)
             sys.stdout.buffer.write(chunk)
             sys.stdout.flush()
 
 
-def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink | None) -> None:
-    """Stream what the measuring process has written since, and keep the status alive."""
+def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink | None) -> bool:
+    """Stream what the measuring process has written since, and keep the status alive. Whether there was anything."""
     events = reader()
     if sink is not None:
         sink.log(events)
-    progress = {name: value for event in events for name, value in event.items() if name not in ("event", "time")}
+    said = [event for event in events if event["event"] in PROGRESS]
+    progress = {name: value for event in said for name, value in event.items() if name not in ("event", "time")}
     if events or time.time() - run.stored_status()["updated"] > HEARTBEAT_SECONDS:
         run.write_status(**progress)
+    return bool(events)
 
 
 def _cause(returncode: int) -> str:

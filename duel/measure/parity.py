@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from duel import datasets
-from duel.catalogue import PRECISIONS, PRODUCTS, SGD, AdamW, Benchmark, Tokens
+from duel.catalogue import FRAMEWORK_DEFAULT, PRECISIONS, PRODUCTS, SGD, AdamW, Benchmark, Tokens
 from duel.certificate import STEPS
 from duel.measure import batches, parameters
-from duel.measure.device import Device
+from duel.measure.device import Device, Setting
 
 MOST_TOKENS = 128  # of a sequence
 LARGE = 4_000_000  # parameters
@@ -97,7 +97,7 @@ def prove(
 
     def start(optimizer: str, precision: str) -> Any:
         changed = dataclasses.replace(benchmark, optimizer=recipes[optimizer])
-        return training(changed, size, pool, arrays, precision, device)
+        return training(Setting(changed, size, precision, device), pool, arrays)
 
     # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed outweighs
     # all rounding of its batch: so the median of several. A large one has gradients enough in one batch.
@@ -105,7 +105,8 @@ def prove(
     some = several if size == "tiny" or sum(map(math.prod, shapes.values())) < LARGE else range(1)
     exact_logits: list[npt.NDArray[Any]] = []
     exact_gradients: list[dict[str, npt.NDArray[Any]]] = []
-    others = [p.name for p in PRECISIONS.values() if device.kind in p.device_kinds and p.name != "fp32"]
+    others = [p.name for p in PRECISIONS.values() if device.kind in p.device_kinds]
+    others = [name for name in others if name not in ("fp32", FRAMEWORK_DEFAULT)]
     for precision in ("float64", "fp32", *others):
         say(f"computing in {precision}")
         work = start("sgd", precision)
@@ -144,7 +145,8 @@ def prove(
     arrays = {name: array for name, array in arrays.items() if ".running_" not in name}
     for product in PRODUCTS if size == "tiny" else ("norms", "clipped_sum"):
         microbatch = samples if product == "materialised" else 1
-        work = per_sample(benchmark, size, pool, arrays, "float64", device, product=product, microbatch=microbatch)
+        setting = Setting(benchmark, size, "float64", device, product=product, microbatch=microbatch)
+        work = per_sample(setting, pool, arrays)
         work.compile()
         named = work.named(work.step(0))
         found |= {f"float64/per-sample {product}/{name}": array for name, array in named.items()}

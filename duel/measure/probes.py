@@ -1,6 +1,7 @@
 """What the measured process can say of its surroundings."""
 
 import getpass
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -49,6 +50,17 @@ def usable_cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def packages() -> dict[str, str]:
+    """Name and version of every package in this environment."""
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def packages_sha256() -> str:
+    """Equal exactly when the packages are: what a lock file of theirs would say."""
+    return hashlib.sha256("\n".join(f"{name}=={version}" for name, version in packages().items()).encode()).hexdigest()
+
+
 def environment() -> dict[str, Any]:
     """The environment record: packages, interpreter, machine, CPUs and the variables that matter."""
     variables = {
@@ -56,7 +68,6 @@ def environment() -> dict[str, Any]:
         for name, value in sorted(os.environ.items())
         if name.startswith(PREFIXES) and not any(word in name for word in SECRETS)
     }
-    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return {
         "host": os.uname().nodename,
         "platform": platform.platform(),
@@ -64,6 +75,6 @@ def environment() -> dict[str, Any]:
         "interpreter": sys.executable,
         "usable_cpus": usable_cpus(),
         "load_average": list(os.getloadavg()),
-        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+        "packages": packages(),
         "variables": variables,
     }

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -31,6 +32,9 @@ END_SECONDS = 10.0  # between a first death and the others' being told to end, a
 POLL_SECONDS = 0.2
 TAIL_BYTES = 8192
 PORT_TAKEN = ("address already in use", "failed to add port to server")  # PyTorch; gRPC in JAX, which may crash then
+CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+# JAX would leave out what it compiles within a second.
+KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 # Rank, number of ranks, rank on the node, as each launcher calls them. The first that is there counts: inside a Slurm
 # job mpirun's own are the ones that say it.
 LAUNCHERS = (
@@ -73,9 +77,15 @@ def shares(ranks: int) -> list[list[int]]:
     return [cpus[rank * each : (rank + 1) * each] if each else cpus for rank in range(ranks)]
 
 
-def environment() -> dict[str, str]:
-    """This process's, without proxies: what the ranks say to each other is not for them (gRPC would ask them)."""
-    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+def environment(caches: str) -> dict[str, str]:
+    """This process's, for one that measures, whose compilers keep what they make in the folder ``caches``.
+
+    Empty to begin with, so that a cold start is one; never the user's own. Without proxies: what the ranks say to each
+    other is not for them (gRPC would ask them). CUDA counts its devices as NVML does.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    folders = {name: f"{caches}/{name.lower()}" for name in CACHES}
+    return kept | folders | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | KEEP_ALL
 
 
 def tail(log: Path, start: int = 0) -> str:
@@ -171,8 +181,8 @@ class Chief:
                 )
             time.sleep(POLL_SECONDS)
 
-    def start(self, run: Run, row: int, arguments: list[str], cpus: list[list[int]]) -> list[str]:
-        """Let all other ranks measure ``row``, by ``run.py`` with ``arguments``, each on its ``cpus``.
+    def start(self, run: Run, row: int, framework: str, arguments: list[str], cpus: list[list[int]]) -> list[str]:
+        """Let all other ranks measure ``row``, by the framework's ``run.py`` with ``arguments``, each on its ``cpus``.
 
         Returns what rank 0's own needs beside the arguments.
         """
@@ -186,7 +196,9 @@ class Chief:
         for rank, member in self._members.items():
             options = [*arguments, "--rank", str(rank), "--ranks", str(self._size), "--meet", meet]
             options += ["--cpus", ",".join(map(str, cpus[rank]))] if cpus[rank] else []
-            member.say(do="start", start=self._starts, folder=str(run.folder), row=row, options=options)
+            member.say(
+                do="start", start=self._starts, framework=framework, folder=str(run.folder), row=row, options=options
+            )
         return ["--rank", "0", "--ranks", str(self._size), "--meet", meet]
 
     def deaths(self) -> dict[int, str]:
@@ -228,8 +240,8 @@ def port_taken(said: str) -> bool:
     return any(words in said.lower() for words in PORT_TAKEN)
 
 
-def assist(me: Place, where: Path, command: list[str]) -> int:
-    """Do what rank 0 says until it says to end; the exit code. ``command`` is ``run.py`` with its interpreter."""
+def assist(me: Place, where: Path, commands: dict[str, list[str]]) -> int:
+    """Do what rank 0 says until it says to end; the exit code. ``commands``: ``run.py`` with its interpreter."""
     found = _find(where)
     if found is None:
         print(f"rank {me.rank}: rank 0 was not to be found by {where} within {GATHER_SECONDS:.0f} s", file=sys.stderr)
@@ -238,6 +250,7 @@ def assist(me: Place, where: Path, command: list[str]) -> int:
     hello = {"rank": me.rank, "host": os.uname().nodename, "address": address, "key": key}
     process: subprocess.Popen[bytes] | None = None
     log, before, start = Path(), 0, 0
+    caches = tempfile.TemporaryDirectory(prefix="duel-")
     received = b""
     heard = said = time.monotonic()
     stopped: float | None = None
@@ -268,13 +281,15 @@ def assist(me: Place, where: Path, command: list[str]) -> int:
                         start, log = int(message["start"]), Path(message["folder"]) / f"log.{me.rank}.txt"
                         options = ["--run_folder", message["folder"], "--row", str(message["row"])]
                         options += [*message["options"], "--local_rank", str(me.local_rank)]
+                        caches.cleanup()
+                        caches = tempfile.TemporaryDirectory(prefix="duel-")
                         with open(log, "ab") as output:
                             before = output.tell()
                             process = subprocess.Popen(
-                                [*command, *options],
+                                [*commands[message["framework"]], *options],
                                 stdout=output,
                                 stderr=subprocess.STDOUT,
-                                env=environment(),
+                                env=environment(caches.name),
                                 start_new_session=True,
                             )
                     case "stop" if process is not None:
@@ -290,6 +305,7 @@ def assist(me: Place, where: Path, command: list[str]) -> int:
         if process is not None:
             process.kill()
             process.wait()
+        caches.cleanup()
 
 
 def _find(where: Path) -> tuple[socket.socket, str, str] | None:

@@ -4,6 +4,7 @@ Frameworks dispatch work ahead of the device, so a block of steps is timed from 
 synchronisation at its end; reading losses and writing records happen between blocks.
 """
 
+import itertools
 import math
 import statistics
 import time
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 
 from duel.catalogue import Preset
 
+FEWEST = 5  # blocks, or calls, however long they take
+WINDOW, DRIFT = 10, 0.01  # blocks that must be steady, and what is no drift
 COLLECTIVES = 20  # that the time of one is the median of
 P99_CALLS = 1000  # fewer leave the 99th percentile to a handful of calls
 
@@ -75,15 +78,45 @@ def warm_up(work: Work, preset: Preset, first_step: int, since: float) -> tuple[
             return first_step, steps
 
 
+def settle(work: Work, preset: Preset, first_step: int, steps: int) -> tuple[int, bool, list[float]]:
+    """Run blocks until the last ones are steady, for at most the preset's ``settling_seconds``.
+
+    Returns the next step's index, whether they became steady, and the seconds of every block.
+    """
+    blocks: list[float] = []
+    start = time.perf_counter()
+    while len(blocks) < WINDOW or not steady(blocks[-WINDOW:]):
+        if work.agree(time.perf_counter() - start) >= preset.settling_seconds:
+            return first_step, len(blocks) >= FEWEST and steady(blocks[-WINDOW:]), blocks
+        blocks.append(work.agree(time_block(work, first_step, steps)[0]))
+        first_step += steps
+    return first_step, True, blocks
+
+
+def steady(blocks: list[float]) -> bool:
+    """Whether ``blocks``, in the order in which they ran, show no trend, or one of less than ``DRIFT`` in all.
+
+    By Kendall's rank correlation with time at 5 % (Mann 1945, doi:10.2307/1907187); the drift is between the medians of
+    both halves.
+    """
+    n = len(blocks)
+    score = sum((b > a) - (b < a) for a, b in itertools.combinations(blocks, 2))
+    trend = abs(score) > 1.96 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    first, last = statistics.median(blocks[: n // 2]), statistics.median(blocks[n // 2 :])
+    return not trend or abs(last / first - 1) < DRIFT
+
+
 def time_blocks(work: Work, preset: Preset, first_step: int, steps: int) -> Iterator[tuple[Block, Any]]:
     """Timed blocks of ``steps`` steps, and the handle of each one's last step, until the preset has enough of them.
 
-    Logits may be large: whoever keeps a handle while the next block runs adds to the peak memory that is reported.
+    Where steps are slow, its time is over before that: then there are as many as fit, and at least ``FEWEST``. Logits
+    may be large: whoever keeps a handle while the next block runs adds to the peak memory that is reported.
     """
     taken, blocks = 0, 0
     start = time.perf_counter()
-    while taken < preset.iterations or (
-        blocks < preset.blocks and work.agree(time.perf_counter() - start) < preset.max_seconds
+    while blocks < FEWEST or (
+        (taken < preset.iterations or blocks < preset.blocks)
+        and work.agree(time.perf_counter() - start) < preset.max_seconds
     ):
         seconds, handle = time_block(work, first_step + taken, steps)
         yield Block(first_step + taken, steps, seconds), handle
@@ -95,9 +128,7 @@ def time_calls(work: Work, preset: Preset, first_step: int) -> list[float]:
     """Seconds of calls that are synchronised one by one: as many as the preset wants, or as its time allows."""
     calls: list[float] = []
     start = time.perf_counter()
-    while len(calls) < preset.calls:
-        if len(calls) >= preset.iterations and time.perf_counter() - start >= preset.max_seconds:
-            break
+    while len(calls) < FEWEST or (len(calls) < preset.calls and time.perf_counter() - start < preset.max_seconds):
         calls.append(time_block(work, first_step + len(calls), 1)[0])
     return calls
 
@@ -135,6 +166,7 @@ def summary(blocks: list[Block], batch_size: int) -> dict[str, float | int]:
     cuts = statistics.quantiles(seconds, n=20, method="inclusive")
     return {
         "iterations": sum(block.steps for block in blocks),
+        "outliers": outliers(seconds),
         "blocks": len(blocks),
         "steps_per_block": blocks[0].steps,
         "step_seconds_mean": statistics.fmean(seconds),
@@ -143,6 +175,13 @@ def summary(blocks: list[Block], batch_size: int) -> dict[str, float | int]:
         "step_seconds_p95": cuts[18],
         "throughput": batch_size / median,
     }
+
+
+def outliers(values: list[float]) -> int:
+    """How many lie more than 1.5 interquartile ranges beyond the quartiles (Tukey 1977)."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    reach = 1.5 * (high - low)
+    return sum(value < low - reach or value > high + reach for value in values)
 
 
 def first_step(work: Work) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Rows side by side. No ratio is made here: nothing yet proves that two rows are comparable enough for one."""
+"""Rows side by side, and what each pair comes to: a ratio where its certificate holds, or why there is none."""
 
 import os
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import pandas as pd
 
 from duel.certificate import VERIFIED
+from duel.comparability import COMPARABLE
 from duel.record import FINISHED, NOT_HERE, Row
+from duel.report.pairs import outcomes
 from duel.results import Results, Run
 
 SHOWN = (
@@ -19,8 +21,13 @@ SHOWN = (
     "product",
     "microbatch",
     "precision",
+    "mode",
+    "rung",
     "execution",
+    "host",
     "device_name",
+    "device_id",
+    "clock_mhz",
     "device_count",
     "nodes",
     "scaling",
@@ -31,6 +38,8 @@ SHOWN = (
     "step_seconds_std",
     "iterations",
     "blocks",
+    "left_out_blocks",
+    "steady",
     "latency_seconds_mean",
     "latency_seconds_std",
     "latency_seconds_p50",
@@ -39,9 +48,15 @@ SHOWN = (
     "latency_calls",
     "compile_seconds",
     "first_step_seconds",
+    "cold_start_seconds",
+    "warm_start_seconds",
     "peak_memory_bytes",
     "peak_memory_kind",
     "throughput_per_gb",
+    "joules_per_item",
+    "mean_watts",
+    "mfu",
+    "bound",
     "loss_first",
     "loss_last",
     "loss_steps",
@@ -54,6 +69,8 @@ SHOWN = (
 POINT = ("product", "batch_size", "device_count")
 # What only rows of many devices show.
 MANY = ("device_count", "nodes")
+# What is shown where it is not the same everywhere, and where any row has it.
+IF_APART, IF_ANY = ("host", "device_id"), ("rung", "left_out_blocks", "joules_per_item", "mean_watts")
 CURVE_STEPS = 50
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
 LATENCIES = [name for name in SHOWN if name.startswith("latency_seconds")]
@@ -71,6 +88,13 @@ NAMES = {
     "first_step_seconds": "first step (s)",
     "peak_memory_bytes": "peak memory (MiB)",
     "peak_memory_kind": "peak memory is",
+    "cold_start_seconds": "cold start (s)",
+    "warm_start_seconds": "warm start (s)",
+    "clock_mhz": "clock (MHz)",
+    "mfu": "share of a matrix product's rate",
+    "throughput_per_gb": "throughput per GB",
+    "joules_per_item": "energy (J per item)",
+    "mean_watts": "power (W)",
     "iterations": "timed steps",
     "blocks": "timed blocks (n)",
     "framework_version": "version",
@@ -85,15 +109,17 @@ NAMES = {
 
 
 def side_by_side(rows: list[Row]) -> str:
-    """One column a row, one line a quantity with its unit; an empty value shows its reason."""
+    """One column a row, one line a quantity with its unit; an empty value shows its reason. Of repeats the first."""
+    rows = [row for row in rows if not row.repeat]
     varied = [name for name in POINT if len({getattr(row, name) for row in rows}) > 1]
     columns = {
-        " ".join([str(row.framework), *(str(getattr(row, name)) for name in varied)])
-        + (f" #{row.repeat}" if row.repeat else ""): _column(row)
-        for row in sorted(rows, key=lambda row: (row.repeat or 0, row.product or "", row.batch_size or 0))
+        " ".join([str(row.framework), *(str(getattr(row, name)) for name in varied)]): _column(row)
+        for row in sorted(rows, key=lambda row: (row.product or "", row.batch_size or 0))
     }
-    names = [_name(name, rows) for name in SHOWN]
-    frame = pd.DataFrame(columns, index=names)
+    frame = pd.DataFrame(columns, index=[_name(name, rows) for name in SHOWN])
+    hidden = [name for name in IF_APART if len({getattr(row, name) for row in rows}) == 1]
+    hidden += [name for name in IF_ANY if not any(getattr(row, name) for row in rows)]
+    frame = frame.drop(index=[_name(name, rows) for name in hidden])
     return str(frame[frame.ne("").any(axis=1)].to_string(max_colwidth=60))
 
 
@@ -112,11 +138,27 @@ def remarks(rows: list[Row]) -> list[str]:
     if len({row.execution == "eager" for row in done}) > 1:
         ways = ", ".join(dict.fromkeys(f"{row.framework} {row.execution}" for row in done))
         said.append(f"Execution differs ({ways}): this shows what a newcomer gets, not which framework is faster.")
-    for parity in dict.fromkeys(str(row.parity) for row in done):
-        proved = parity == VERIFIED
-        said.append("Proved to compute the same (results/parity)." if proved else f"{parity[0].upper()}{parity[1:]}.")
-    said.append("One process each and no repeats: no ratio is claimed.")
-    return said
+    if all(row.parity == VERIFIED for row in done):
+        said.append("Proved to compute the same (results/parity).")
+    switches = dict.fromkeys(f"{row.framework}: {row.switches}" for row in done if row.switches)
+    return said + [f"Switches of {words}." for words in switches]
+
+
+def verdicts(rows: list[Row]) -> list[str]:
+    """For each pair of ``rows`` its certificate and what it comes to."""
+    lines = []
+    for outcome in outcomes(rows):
+        row = outcome.pairs[0][0]
+        point = [f"{_name(name, rows)} {getattr(row, name)}" for name in POINT if getattr(row, name) is not None]
+        lines.append(f"{row.benchmark}, {', '.join(point)}: {outcome.verdict}")
+        if outcome.found is not None:
+            lines[-1] += f". {COMPARABLE}"
+        for number, sides in enumerate(outcome.pairs if len(outcome.pairs) > 1 else ()):
+            throughputs = [f"{side.framework} {_text('throughput', side.throughput, '')}" for side in sides]
+            lines.append(f"  pair {number + 1}: {', '.join(throughputs)} {row.throughput_unit}")
+        if outcome.break_even_steps is not None:
+            lines.append(f"  the slower start is made up for after {outcome.break_even_steps:,.0f} steps")
+    return lines
 
 
 def _name(name: str, rows: list[Row]) -> str:
@@ -158,7 +200,7 @@ def report(runs: list[Run], results: Results) -> str:
     lines = []
     for sides in pairs.values():
         rows = [row for side in sides.values() for row in side]
-        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides))]
+        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(rows)]
     lines += ["", f"CSV          {os.path.relpath(results.csv)}"]
     for run in runs:
         lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")

@@ -16,6 +16,7 @@ from duel.catalogue import GROUPS
 
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
+_attention: contextvars.ContextVar[str | None] = contextvars.ContextVar("attention", default=None)
 
 
 @contextlib.contextmanager
@@ -26,6 +27,16 @@ def batch_over(axis: str | None) -> Iterator[None]:
         yield
     finally:
         _batch_axis.reset(token)
+
+
+@contextlib.contextmanager
+def attention_by(implementation: str | None) -> Iterator[None]:
+    """Attention that is traced inside takes this of JAX's implementations; None leaves it to JAX."""
+    token = _attention.set(implementation)
+    try:
+        yield
+    finally:
+        _attention.reset(token)
 
 
 def _over_batch(mean: jax.Array) -> jax.Array:
@@ -225,9 +236,10 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, causal: bool
     """Scaled dot-product attention with ``heads`` heads of (N, tokens, width); its softmax is at least float32."""
     split = [cast(x).reshape(*x.shape[:2], heads, -1) for x in (q, k, v)]
     # JAX's own always takes the softmax in float32, and has no float16 on a processor.
-    if split[0].dtype in (jnp.float64, jnp.float16):
+    if split[0].dtype == jnp.float64 or (split[0].dtype == jnp.float16 and _attention.get() != "cudnn"):
         return _plain_attention(*split, causal).reshape(q.shape)
-    return jax.nn.dot_product_attention(*split, is_causal=causal).reshape(q.shape)
+    chosen = _attention.get()
+    return jax.nn.dot_product_attention(*split, is_causal=causal, implementation=chosen).reshape(q.shape)
 
 
 def _plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:

@@ -1,0 +1,80 @@
+"""What the device could do: the bandwidth of a copy and the rate of a matrix product, measured by the same process.
+
+Work is held against them: its model FLOP utilisation, and which of the two bounds it (Williams et al. 2009,
+doi:10.1145/1498765.1498785).
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from duel.catalogue import SGD, Images, Tokens
+from duel.measure.device import Setting
+
+# By kind of device: numbers in the array that is copied, and the width of the matrices. Beyond caches, within a second.
+COPIED = {"cpu": 2**24, "gpu": 2**28, "tpu": 2**28, "mps": 2**26}
+WIDTHS = {"cpu": 1024, "gpu": 8192, "tpu": 8192, "mps": 4096}
+SECONDS, BLOCK_SECONDS = 1.0, 0.05
+# Loops of a side: each takes a number of rounds, does them, and waits for the last.
+Loops = dict[str, Callable[[int], None]]
+
+
+def measure(loops: Loops, setting: Setting) -> dict[str, float]:
+    """The row's columns for the ceilings: the best of the blocks that a second has room for."""
+    kind = setting.device.kind
+    return {
+        "copy_bytes_per_second": 2 * 4 * COPIED[kind] * _best(loops["copy"]),  # read and written
+        "matmul_flops_per_second": 2 * WIDTHS[kind] ** 3 * _best(loops["matmul"]),
+    }
+
+
+def _best(loop: Callable[[int], None]) -> float:
+    """Rounds per second."""
+    loop(1)
+    rounds, best = 1, 0.0
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        loop(rounds)
+        seconds = time.perf_counter() - start
+        if seconds < BLOCK_SECONDS:
+            rounds = max(rounds + 1, math.ceil(rounds * BLOCK_SECONDS / max(seconds, 1e-9)))
+        else:
+            best = max(best, rounds / seconds)
+    return best or rounds / seconds
+
+
+def step_flops(setting: Setting, module: str, batch_size: int) -> int:
+    """FLOP of a step, two for each multiply-add: a backward pass counts as two forward ones."""
+    return (1 if module == "inference" else 3) * setting.benchmark.sizes[setting.size].flops * batch_size
+
+
+def least_bytes(setting: Setting, module: str, batch_size: int, parameters: int) -> int:
+    """What a step must move at the least, in float32: weights, what is made of their gradients, and its samples once.
+
+    Activations are left out, since they may stay in caches. So the arithmetic intensity that is told is the highest
+    possible.
+    """
+    inputs = setting.benchmark.sizes[setting.size].inputs
+    match inputs:
+        case Images():
+            sample = inputs.channels * inputs.height * inputs.width
+        case Tokens():
+            sample = inputs.length
+        case _:  # node and edge features, the ends of the edges
+            features = getattr(inputs, "features", None) or inputs.node_features  # type: ignore[union-attr]
+            sample = inputs.nodes * features + 2 * inputs.edges
+    arrays = parameters
+    if module == "training":  # weights and gradients, read and written, and so each of the optimizer's moments
+        moments = 1 if isinstance(setting.benchmark.optimizer, SGD) else 2
+        arrays = (4 + 2 * moments) * parameters
+    elif module == "per_sample_gradients":
+        arrays = {"materialised": 1 + batch_size, "norms": 1, "clipped_sum": 2}[setting.product] * parameters
+    return 4 * (arrays + sample * batch_size)
+
+
+def utilisation(found: dict[str, float], flops: int, least: int, step_seconds: float) -> dict[str, Any]:
+    """The row's columns for a step of ``flops`` and at least ``least`` bytes."""
+    computing, moving = flops / found["matmul_flops_per_second"], least / found["copy_bytes_per_second"]
+    return {"mfu": computing / step_seconds, "bound": "compute" if computing >= moving else "memory"}

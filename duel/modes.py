@@ -1,0 +1,283 @@
+"""Modes: named sets of switches; what each switch is, where it exists, and what proves that it was in force.
+
+A mode is written as a name, from which switches are turned one at a time: ``default``, ``tuned``,
+``default+channels_last``, ``tuned-compile``, ``default+threads=1``. Both sides of a pair get one mode; a switch that
+one side does not have leaves that side as it is.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Images
+from duel.errors import UserError
+
+OFF, ON = "off", "on"
+AS_PASSED = "as passed"  # nothing that could be looked at shows whether it was obeyed
+TRAINING, PER_SAMPLE, INFERENCE = "training", "per_sample_gradients", "inference"  # modules of use cases
+HALF = ("bf16", "fp16")
+
+
+def _has_images(benchmark: Benchmark) -> bool:
+    return all(isinstance(size.inputs, Images) for size in benchmark.sizes.values())
+
+
+def _has_attention(benchmark: Benchmark) -> bool:
+    return all("heads" in size.model for size in benchmark.sizes.values())
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch of one framework, on the ``device_kinds``, for the ``modules`` and benchmarks that have it.
+
+    The first of ``values`` is what a newcomer gets; ``counts``: a number from 1 on is valid, too. ``proof`` is what
+    shows that it was in force, ``AS_PASSED`` where nothing does.
+    """
+
+    name: str
+    framework: str
+    meaning: str
+    proof: str
+    values: tuple[str, ...] = (OFF, ON)
+    counts: bool = False
+    device_kinds: tuple[str, ...] = DEVICE_KINDS
+    modules: tuple[str, ...] = (TRAINING, PER_SAMPLE, INFERENCE)
+    suits: Callable[[Benchmark], bool] = lambda benchmark: True
+    precisions: tuple[str, ...] = ()  # empty: all
+    needs: str = ""  # a switch that must be on
+    excludes: str = ""  # one that must not
+
+
+_GPU = ("gpu",)
+SWITCHES: tuple[Switch, ...] = (
+    *(
+        Switch(
+            *("threads", framework, "CPUs that the process may use", "affinity of the process"),
+            values=("all",),
+            counts=True,
+            device_kinds=("cpu",),
+        )
+        for framework in FRAMEWORKS
+    ),
+    Switch("deterministic", "jax", "kernels that give the same bits again", "bits of a repeat"),
+    Switch("deterministic", "pytorch", "kernels that give the same bits again", "bits of a repeat"),
+    Switch("compile", "pytorch", "torch.compile of the step", "Dynamo's graphs", device_kinds=("cpu", "gpu", "mps")),
+    Switch(
+        *("channels_last", "pytorch", "images and kernels as NHWC in memory", "strides"),
+        modules=(TRAINING, INFERENCE),
+        suits=_has_images,
+    ),
+    Switch(
+        *("fused_optimizer", "pytorch", "the optimizer's step as one kernel", "kernel names"),
+        device_kinds=("cpu", "gpu"),
+        modules=(TRAINING,),
+    ),
+    Switch("cudnn_benchmark", "pytorch", "cuDNN tries its algorithms", AS_PASSED, device_kinds=_GPU),
+    Switch(
+        *("cuda_graphs", "pytorch", "torch.compile's mode 'reduce-overhead'", "recorded graphs"),
+        device_kinds=_GPU,
+        needs="compile",
+    ),
+    Switch(
+        *("max_autotune", "pytorch", "torch.compile's mode 'max-autotune'", AS_PASSED),
+        device_kinds=_GPU,
+        needs="compile",
+    ),
+    Switch(
+        *("attention", "pytorch", "the kernel of scaled dot-product attention", "kernel names"),
+        values=("framework", "math", "flash", "efficient", "cudnn"),
+        device_kinds=("cpu", "gpu"),
+        modules=(TRAINING, INFERENCE),
+        suits=_has_attention,
+    ),
+    Switch(
+        *("opacus", "pytorch", "gradients of samples by the hooks of that library", "its class"),
+        modules=(PER_SAMPLE,),
+        excludes="compile",
+    ),
+    Switch(
+        *("attention", "jax", "the implementation of jax.nn.dot_product_attention", "custom calls of the program"),
+        values=("framework", "math", "cudnn"),
+        device_kinds=("cpu", "gpu"),
+        modules=(TRAINING, INFERENCE),
+        suits=_has_attention,
+    ),
+    Switch(
+        *("donation", "jax", "the step's state is overwritten in place", "memory shared by input and output"),
+        values=(ON, OFF),
+        modules=(TRAINING,),
+    ),
+    Switch("cuda_graphs", "jax", "XLA's command buffers", AS_PASSED, values=(ON, OFF), device_kinds=_GPU),
+    Switch(
+        *("triton_gemm", "jax", "XLA may take Triton for matrix products", "custom calls of the program"),
+        values=(ON, OFF),
+        device_kinds=_GPU,
+    ),
+    Switch(
+        *("autotune", "jax", "xla_gpu_autotune_level", AS_PASSED),
+        values=("4", "3", "2", "1", "0"),
+        device_kinds=_GPU,
+    ),
+    Switch("latency_hiding", "jax", "XLA's latency-hiding scheduler", AS_PASSED, device_kinds=_GPU),
+)
+
+DEFAULT, TUNED, COMPILE, OPACUS = "default", "tuned", "compile", "opacus"
+MODES: Mapping[str, str] = MappingProxyType(
+    {
+        DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
+        TUNED: "the best that each side can declare",
+        COMPILE: "both compile it: jax.jit, torch.compile",
+        OPACUS: "per-sample gradients in PyTorch by the hooks of this library ('make opacus' installs it)",
+    }
+)
+# What a mode turns, as far as it applies: (framework, device kind).
+_COMPILED = {"compile": ON, "channels_last": ON, "fused_optimizer": ON}
+_TUNED: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
+    {
+        ("pytorch", "cpu"): _COMPILED,
+        ("pytorch", "mps"): _COMPILED,
+        ("pytorch", "gpu"): _COMPILED | {"cudnn_benchmark": ON, "cuda_graphs": ON},
+        ("jax", "gpu"): {"latency_hiding": ON},
+    }
+)
+_STEP = re.compile(r"([+-])([a-z_]+)(?:=([a-z0-9]+))?")
+
+# A crash of XLA's autotuner on a GPU: what is turned off next, each in a new process. The last leaves cuDNN and cuBLAS
+# without a search of theirs, too: such a row is handicapped, and no ratio is made of it.
+RUNGS: tuple[Mapping[str, str], ...] = (
+    {"triton_gemm": OFF},
+    {"triton_gemm": OFF},  # and other products, see ``rung_precision``
+    {"triton_gemm": OFF, "autotune": "2"},
+    {"triton_gemm": OFF, "autotune": "0"},
+)
+OTHER_PRODUCTS, HANDICAPPED = 2, len(RUNGS)
+
+
+def check(mode: str) -> str:
+    """``mode`` as it was given. Raises ValueError for what is none, with what would be valid."""
+    name, steps = _split(mode)
+    if name not in MODES:
+        raise ValueError(
+            f"unknown mode {name!r}; valid: {', '.join(MODES)}, each with switches behind it, as in default+compile"
+        )
+    turned: dict[str, str] = {}
+    for text, switch, value in steps:
+        known = [one for one in SWITCHES if one.name == switch]
+        if not known:
+            raise ValueError(f"unknown switch {switch!r}; valid: {', '.join(dict.fromkeys(s.name for s in SWITCHES))}")
+        if not any(_takes(one, value) for one in known):
+            valid = [v for one in known for v in one.values] + ["a number" for one in known if one.counts]
+            signs = f"; +{switch} and -{switch} stand for on and off" if {ON, OFF} <= set(valid) else ""
+            raise ValueError(f"{text}: valid is +{switch}=VALUE with one of {', '.join(dict.fromkeys(valid))}{signs}")
+        if turned.setdefault(switch, value) != value:
+            raise ValueError(f"mode {mode!r} contradicts itself: {switch} is {turned[switch]} and {value}")
+    return mode
+
+
+def _split(mode: str) -> tuple[str, list[tuple[str, str, str]]]:
+    """A mode's name, and for each switch that is turned its text, name and value."""
+    name = re.split(r"[+-]", mode, maxsplit=1)[0]
+    steps = [(m[0], m[2], m[3] or (ON if m[1] == "+" else OFF)) for m in _STEP.finditer(mode, len(name))]
+    if name + "".join(text for text, _, _ in steps) != mode:
+        raise ValueError(f"mode {mode!r}: a name, then +switch, -switch or +switch=value, is valid")
+    return name, steps
+
+
+def _takes(switch: Switch, value: str) -> bool:
+    return value in switch.values or (switch.counts and re.fullmatch(r"[1-9]\d{0,5}", value) is not None)
+
+
+def _asked(mode: str) -> tuple[str, dict[str, str]]:
+    """The mode's name, and the switches that are turned by name."""
+    name, steps = _split(mode)
+    return name, ({name: ON} if name in (COMPILE, OPACUS) else {}) | {switch: value for _, switch, value in steps}
+
+
+def _applicable(framework: str, benchmark: str, use_case: int, device_kind: str | None) -> dict[str, Switch]:
+    """The switches of ``framework`` that there are for this; without a ``device_kind`` on any."""
+    return {
+        switch.name: switch
+        for switch in SWITCHES
+        if switch.framework == framework
+        and (device_kind is None or device_kind in switch.device_kinds)
+        and USE_CASES[use_case].module in switch.modules
+        and switch.suits(BENCHMARKS[benchmark])
+    }
+
+
+def refuse(mode: str, benchmark: str, use_case: int) -> None:
+    """Raise UserError where ``mode`` turns a switch that neither framework has for this."""
+    there = [_applicable(framework, benchmark, use_case, None) for framework in FRAMEWORKS]
+    for switch in _asked(mode)[1]:
+        if not any(switch in side for side in there):
+            valid = ", ".join(dict.fromkeys(name for side in there for name in side))
+            what = f"{USE_CASES[use_case].name} of {benchmark}"
+            raise UserError(f"--mode {mode}: switch {switch} does not apply to {what}; valid: {valid}")
+
+
+def settings(
+    mode: str, framework: str, benchmark: str, use_case: int, precision: str, device_kind: str, rung: int = 0
+) -> dict[str, str]:
+    """Every switch that ``framework`` has for this, with its value under ``mode``.
+
+    Raises UserError where the mode turns a switch that this side has, though not here, or where switches exclude each
+    other. ``rung`` is how far down the ladder of ``RUNGS`` a crash has led.
+    """
+    here = _applicable(framework, benchmark, use_case, device_kind)
+    name, asked = _asked(mode)
+    tuned = dict(_TUNED.get((framework, device_kind), {}))
+    if device_kind == "gpu":  # 16 bits: cuDNN's kernel on both sides, which takes no others; else the plain one on both
+        tuned["attention"] = "cudnn" if precision in HALF else "math"
+    values = {switch.name: switch.values[0] for switch in here.values()}
+    values |= {switch: value for switch, value in tuned.items() if name == TUNED and switch in here}
+    for switch, value in asked.items():
+        if not any(one.name == switch and one.framework == framework for one in SWITCHES):
+            continue  # the other side's
+        if switch not in here:
+            said = f"{USE_CASES[use_case].name} of {benchmark} on a {device_kind}"
+            raise UserError(f"--mode {mode}: switch {switch} does not apply to {said}; valid: {', '.join(here)}")
+        if not _takes(here[switch], value):
+            valid = ", ".join(here[switch].values)
+            raise UserError(f"--mode {mode}: {value} is no value of switch {switch} in {framework}; valid: {valid}")
+        values[switch] = value
+    if rung:
+        values |= {switch: value for switch, value in RUNGS[rung - 1].items() if switch in here}
+    for one in here.values():
+        if values[one.name] == ON and one.needs and values.get(one.needs) != ON:
+            raise UserError(f"--mode {mode}: switch {one.name} needs {one.needs}")
+        if values[one.name] == ON and one.excludes and values.get(one.excludes) == ON:
+            raise UserError(f"--mode {mode}: switches {one.name} and {one.excludes} exclude each other")
+    return values
+
+
+def rung_precision(rung: int, precision: str) -> str:
+    """The policy on a rung of the ladder: from ``OTHER_PRODUCTS`` on, one whose products have not crashed so far."""
+    return "fp32" if rung >= OTHER_PRODUCTS and precision != "bf16" else precision
+
+
+def next_rung(rung: int, precision: str) -> int | None:
+    """The rung behind ``rung`` that changes anything; None behind the last."""
+    following = rung + 1
+    if following == OTHER_PRODUCTS and rung_precision(following, precision) == precision:
+        following += 1
+    return following if following <= HANDICAPPED else None
+
+
+def said(values: Mapping[str, str]) -> str:
+    """Switches and their values, as rows have them."""
+    return " ".join(f"{name}={value}" for name, value in sorted(values.items()))
+
+
+def in_force(values: Mapping[str, str], seen: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """For each switch what proves it: ``seen`` has for a switch the value that was found, and by what.
+
+    Raises UserError where another value was found than was set. What has no proof is "as passed".
+    """
+    proofs = {}
+    for name, value in sorted(values.items()):
+        found, words = seen.get(name, (value, AS_PASSED))
+        if found != value and value != "framework":
+            raise UserError(f"switch {name} did not take: {value} was set, {found} was found ({words})")
+        proofs[name] = words if found == value else f"{found} ({words})"
+    return proofs

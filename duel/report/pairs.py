@@ -1,0 +1,128 @@
+"""What pairs of rows come to: the ratio with its interval, the noise floor, a verdict in words."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
+from duel.comparability import COMPARABLE, judged, partners
+from duel.record import Row
+from duel.report.statistics import Estimate, differs, estimate, noise_floor
+
+# What all repeats of one side have in common.
+UNCHANGED = ("cell", "framework_version", "python_version", "packages_sha256", "switches", "execution", "device_id")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One planned point of a pair: what was found of how fast JAX is, as a multiple of PyTorch.
+
+    ``found`` and ``floor`` are None where no ratio is to be made; ``why`` says for what reason then.
+    """
+
+    pairs: list[tuple[Row, Row]]
+    found: Estimate | None
+    floor: float | None
+    why: str
+    break_even_steps: float | None = None
+
+    @property
+    def faster(self) -> str:
+        """``JAX`` or ``PyTorch``; empty where no difference was shown."""
+        if self.found is None or self.floor is None or not differs(self.found, self.floor):
+            return ""
+        return "JAX" if self.found.ratio > 1 else "PyTorch"
+
+    @property
+    def verdict(self) -> str:
+        """In a few words, always with what it stands on."""
+        if self.found is None:
+            return f"no ratio: {self.why}"
+        return f"{f'{self.faster} is faster' if self.faster else 'no difference shown'}: {self.figures}"
+
+    @property
+    def figures(self) -> str:
+        assert self.found is not None
+        assert self.floor is not None
+        found = self.found
+        return (
+            f"JAX / PyTorch {found.ratio:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}, {found.n} pairs, "
+            f"noise floor {self.floor:.3f}"
+        )
+
+
+def outcomes(rows: Sequence[Row]) -> list[Outcome]:
+    """One for each group and planned point of ``rows`` that both sides have, in their order."""
+    points: dict[tuple[str | None, int | None], list[tuple[Row, Row]]] = {}
+    for pair in partners(judged(list(rows))):
+        points.setdefault((pair[0].group, pair[0].point), []).append(pair)
+    return [outcome(sorted(pairs, key=lambda pair: pair[0].repeat or 0)) for pairs in points.values()]
+
+
+def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
+    """Of the judged ``pairs`` of one point, in the order in which they ran.
+
+    A ratio is made of all of them or of none: to leave out a pair that is not comparable would choose among results.
+    """
+    barred = list(dict.fromkeys(str(one.comparable) for one, _ in pairs if one.comparable != COMPARABLE))
+    if barred:
+        return Outcome(pairs, None, None, "; ".join(barred))
+    if changed := _changed(pairs):
+        return Outcome(pairs, None, None, f"{COMPARABLE}, but repeats differ: {', '.join(changed)}")
+    if len(pairs) < CLAIM_PAIRS:
+        preset = PRESETS.get(str(pairs[0][0].preset))
+        more = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
+        alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
+        count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
+        why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
+        return Outcome(pairs, None, None, why)
+    logs = [math.log((one.throughput or math.nan) / (other.throughput or math.nan)) for one, other in pairs]
+    return Outcome(pairs, estimate(logs), noise_floor(_same_side(pairs)), "", _break_even(pairs))
+
+
+def _changed(pairs: list[tuple[Row, Row]]) -> list[str]:
+    """What is not the same in all repeats of a side."""
+    return [
+        f"{name} of {side[0].framework}"
+        for side in zip(*pairs, strict=True)
+        for name in UNCHANGED
+        if len({getattr(row, name) for row in side}) > 1
+    ]
+
+
+def over_benchmarks(found: Sequence[Outcome]) -> dict[str, Estimate]:
+    """The geometric mean of the ratios of several benchmarks, for each use case, size, precision and mode.
+
+    Of a benchmark with several points (batch sizes, products) the mean of their logarithms counts once.
+    """
+    groups: dict[str, dict[str, list[float]]] = {}
+    for outcome in found:
+        if outcome.found is not None:
+            row = outcome.pairs[0][0]
+            name = f"{USE_CASES[row.use_case or 0].name}, {row.size}, {row.precision}, {row.mode}"
+            groups.setdefault(name, {}).setdefault(str(row.benchmark), []).append(math.log(outcome.found.ratio))
+    means = {name: [statistics.fmean(logs) for logs in each.values()] for name, each in groups.items()}
+    return {name: estimate(logs) for name, logs in means.items() if len(logs) > 1}
+
+
+def _same_side(pairs: list[tuple[Row, Row]]) -> list[float]:
+    """Logarithms of ratios of each side's processes to each other: every two that follow, each used once.
+
+    As many as there are pairs, half of them of each side.
+    """
+    logs = []
+    for side in zip(*pairs, strict=True):
+        numbers = [row.throughput or math.nan for row in side]
+        logs += [math.log(a / b) for a, b in zip(numbers[::2], numbers[1::2], strict=False)]
+    return logs
+
+
+def _break_even(pairs: list[tuple[Row, Row]]) -> float | None:
+    """Steps after which the side that starts more slowly and runs faster has caught up, by medians; None for never."""
+    starts, steps = [], []
+    for side in zip(*pairs, strict=True):
+        starts.append(statistics.median((row.compile_seconds or 0.0) + (row.first_step_seconds or 0.0) for row in side))
+        steps.append(statistics.median(row.step_seconds_p50 or math.nan for row in side))
+    slower, gain = starts[0] - starts[1], steps[1] - steps[0]
+    return slower / gain if gain and slower / gain > 0 else None

@@ -1,0 +1,32 @@
+"""What the canary computes, by the layers that the models are built of."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from duel.measure import canary
+from models import _layers
+
+
+def products(work: Any) -> npt.NDArray[Any]:
+    """The products of ``duel.measure.canary.inputs``, one behind the other, computed as ``work`` computes its model."""
+    given = canary.inputs()
+    given |= {"image": given["image"].transpose(0, 2, 3, 1), "kernel": given["kernel"].transpose(2, 3, 1, 0)}
+    return np.array(jax.jit(lambda arrays: work.applied(_compute, arrays))(work.placed(tuple(given.values()))))
+
+
+def _compute(a: Any, b: Any, image: Any, kernel: Any, q: Any, k: Any, v: Any, values: Any, segments: Any) -> jax.Array:
+    convolved = jax.lax.conv_general_dilated(
+        *(_layers.cast(image), _layers.cast(kernel), (1, 1), [(1, 1), (1, 1)]),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    results = (
+        _layers.linear(a, b),
+        convolved.transpose(0, 3, 1, 2),
+        _layers.attention(q, k, v, canary.HEADS),
+        _layers.segment_sum(values, segments, canary.SEGMENTS),
+    )
+    return jnp.concatenate([result.reshape(-1).astype(jnp.float32) for result in results])

@@ -1,0 +1,26 @@
+"""What the canary computes, by the layers that the models are built of."""
+
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from duel.measure import canary
+from models import _layers
+
+
+@torch.no_grad()
+def products(work: Any) -> npt.NDArray[Any]:
+    """The products of ``duel.measure.canary.inputs``, one behind the other, computed as ``work`` computes its model."""
+    return work.applied(_compute, work.placed(tuple(canary.inputs().values()))).cpu().numpy()
+
+
+def _compute(a: Any, b: Any, image: Any, kernel: Any, q: Any, k: Any, v: Any, values: Any, segments: Any) -> Any:
+    results = (
+        functional.linear(a, b.T),
+        functional.conv2d(image, kernel, padding=1),
+        _layers.attention(q, k, v, canary.HEADS),
+        _layers.segment_sum(values, segments, canary.SEGMENTS),
+    )
+    return torch.cat([result.flatten().float() for result in results])

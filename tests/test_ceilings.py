@@ -1,0 +1,55 @@
+"""What a step is held against: its FLOP, the bytes that it must move, and the nearer ceiling."""
+
+import pytest
+
+from duel.catalogue import BENCHMARKS
+from duel.measure import ceilings
+from duel.measure.device import Device, Setting
+
+CPU = Device("cpu", "some processor", 1)
+PARAMETERS = 1000
+
+
+def setting(benchmark: str = "mnist", **more: str) -> Setting:
+    return Setting(BENCHMARKS[benchmark], "full", "fp32", CPU, **more)  # type: ignore[arg-type] - texts alone
+
+
+def test_a_backward_pass_counts_as_two_forward_ones() -> None:
+    forward = BENCHMARKS["mnist"].sizes["full"].flops
+    assert ceilings.step_flops(setting(), "inference", 64) == 64 * forward
+    for module in ("training", "per_sample_gradients"):
+        assert ceilings.step_flops(setting(), module, 64) == 3 * 64 * forward
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "module", "product", "arrays", "sample"),
+    [
+        ("mnist", "inference", "", 1, 784),
+        ("mnist", "training", "", 6, 784),  # weights, gradients and one moment, each read and written
+        ("gpt2", "training", "", 8, 1024),  # AdamW has two
+        ("mnist", "per_sample_gradients", "materialised", 1 + 64, 784),
+        ("mnist", "per_sample_gradients", "norms", 1, 784),
+        ("mnist", "per_sample_gradients", "clipped_sum", 2, 784),
+        ("gcn", "inference", "", 1, 2708 * 1433 + 2 * 10556),
+        ("graphnet", "inference", "", 1, 26 * 9 + 2 * 56),
+    ],
+)
+def test_the_fewest_bytes_of_a_step(benchmark: str, module: str, product: str, arrays: int, sample: int) -> None:
+    found = ceilings.least_bytes(setting(benchmark, product=product), module, 64, PARAMETERS)
+    assert found == 4 * (arrays * PARAMETERS + 64 * sample)
+
+
+def test_the_bound_is_the_ceiling_that_takes_longer() -> None:
+    found = {"matmul_flops_per_second": 100.0, "copy_bytes_per_second": 10.0}
+    assert ceilings.utilisation(found, 1000, 50, 20.0) == {"mfu": 0.5, "bound": "compute"}
+    assert ceilings.utilisation(found, 1000, 500, 100.0) == {"mfu": 0.1, "bound": "memory"}
+
+
+def test_the_ceiling_is_the_best_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slow = [0.0], iter([1.0] * 8 + [0.5] + [1.0] * 1000)
+    monkeypatch.setattr(ceilings.time, "perf_counter", lambda: now[0])
+
+    def loop(rounds: int) -> None:
+        now[0] += rounds * 0.01 * next(slow)
+
+    assert 100 <= ceilings._best(loop) <= 200

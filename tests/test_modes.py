@@ -1,0 +1,150 @@
+"""Modes: what is understood, what is refused and with which words, and what each turns where."""
+
+import re
+from typing import Any
+
+import pytest
+
+from duel import modes
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
+from duel.errors import UserError
+from duel.job import Job
+
+
+@pytest.mark.parametrize("mode", [*modes.MODES, "default+compile", "tuned-compile", "default+threads=2-donation"])
+def test_a_name_with_switches_is_a_mode(mode: str) -> None:
+    assert modes.check(mode) == mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("fast", "unknown mode 'fast'; valid: default, tuned, compile, opacus"),
+        ("", "unknown mode ''"),
+        ("default+nhwc", "unknown switch 'nhwc'; valid: threads, "),
+        (
+            "default+compile=2",
+            "+compile=2: valid is +compile=VALUE with one of off, on; +compile and -compile stand for",
+        ),
+        ("default+threads", "+threads: valid is +threads=VALUE with one of all, a number"),
+        ("default+threads=0", "+threads=0: valid is"),
+        ("default+compile-compile", "mode 'default+compile-compile' contradicts itself: compile is on and off"),
+        ("default+attention=math+attention=flash", "contradicts itself: attention is math and flash"),
+        ("default+", "a name, then +switch, -switch or +switch=value, is valid"),
+        ("default+compile!", "is valid"),
+    ],
+)
+def test_what_is_no_mode_is_answered_with_what_is(mode: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        modes.check(mode)
+
+
+def settings(mode: str, framework: str = "pytorch", benchmark: str = "resnet50", use_case: int = 1, **more: Any) -> Any:
+    return modes.settings(mode, framework, benchmark, use_case, more.get("precision", "fp32"), more.get("kind", "cpu"))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("use_case", [number for number in USE_CASES if number])
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu", "mps"])
+def test_what_a_newcomer_gets_is_the_first_value_of_every_switch(
+    framework: str, benchmark: str, use_case: int, kind: str
+) -> None:
+    found = settings("default", framework, benchmark, use_case, kind=kind)
+    first = {switch.name: switch.values[0] for switch in modes.SWITCHES if switch.framework == framework}
+    assert found
+    assert found.items() <= first.items()
+
+
+def test_tuned_turns_what_applies_and_nothing_else() -> None:
+    on = {"compile": "on", "channels_last": "on", "fused_optimizer": "on"}
+    assert settings("tuned") == settings("default") | on
+    assert settings("tuned", benchmark="gpt2") == settings("default", benchmark="gpt2") | {
+        "compile": "on",
+        "fused_optimizer": "on",
+    }
+    assert settings("tuned", use_case=3) == settings("default", use_case=3) | {"compile": "on"}
+    assert settings("tuned", "jax") == settings("default", "jax")
+    graphs = {"cudnn_benchmark": "on", "cuda_graphs": "on"}
+    assert settings("tuned", kind="gpu") == settings("default", kind="gpu") | on | graphs
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_on_a_gpu_both_sides_take_one_kernel_of_attention(framework: str) -> None:
+    """The plain one in full precision, cuDNN's where it takes the type."""
+    for precision, kernel in {"fp32": "math", "tf32": "math", "bf16": "cudnn", "fp16": "cudnn"}.items():
+        assert settings("tuned", framework, "gpt2", kind="gpu", precision=precision)["attention"] == kernel
+
+
+def test_a_switch_that_a_side_lacks_leaves_it_as_it_is() -> None:
+    assert settings("default+channels_last", "jax") == settings("default", "jax")
+    assert settings("default+channels_last")["channels_last"] == "on"
+    assert settings("tuned-compile")["compile"] == "off"
+    assert settings("default+threads=1")["threads"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "words"),
+    [
+        ("default+channels_last", {"benchmark": "gpt2"}, "does not apply to train_single of gpt2 on a cpu; valid: "),
+        ("default+cuda_graphs", {}, "switch cuda_graphs does not apply to train_single of resnet50 on a cpu"),
+        ("default+cuda_graphs", {"kind": "gpu"}, "switch cuda_graphs needs compile"),
+        ("opacus+compile", {"use_case": 3}, "switches opacus and compile exclude each other"),
+        ("default+attention=flash", {"framework": "jax", "benchmark": "gpt2"}, "flash is no value of switch attention"),
+    ],
+)
+def test_what_does_not_apply_or_go_together_is_refused(mode: str, more: dict[str, Any], words: str) -> None:
+    assert modes.check(mode)
+    with pytest.raises(UserError, match=re.escape(words)):
+        settings(mode, **more)
+
+
+def test_what_applies_to_neither_side_is_refused_before_anything_starts() -> None:
+    modes.refuse("default+channels_last", "resnet50", 1)
+    modes.refuse("opacus", "mnist", 3)
+    for mode, benchmark, use_case in (("opacus", "mnist", 1), ("default+attention=math", "resnet50", 1)):
+        with pytest.raises(UserError, match="does not apply to train_single of "):
+            modes.refuse(mode, benchmark, use_case)
+
+
+def test_a_switch_that_did_not_take_is_an_error_with_what_was_found() -> None:
+    values = {"channels_last": "on", "autotune": "4", "attention": "framework"}
+    seen = {
+        "channels_last": ("off", "strides, 3 of 161"),
+        "attention": ("flash", "aten._flash"),
+        "compile": ("on", "-"),
+    }
+    with pytest.raises(UserError, match=r"switch channels_last did not take: on was set, off was found \(strides, 3"):
+        modes.in_force(values, seen)
+    seen["channels_last"] = ("on", "strides, 161 of 161")
+    assert modes.in_force(values, seen) == {
+        "attention": "flash (aten._flash)",
+        "autotune": modes.AS_PASSED,
+        "channels_last": "strides, 161 of 161",
+    }
+
+
+def test_the_ladder_goes_down_rung_by_rung_and_ends() -> None:
+    """TF32's products may be what crashes; fp32 and bf16 have none."""
+
+    def down(precision: str) -> list[int]:
+        rungs, rung = [], modes.next_rung(0, precision)
+        while rung is not None:
+            rungs.append(rung)
+            rung = modes.next_rung(rung, precision)
+        return rungs
+
+    assert down("tf32") == down("fp16") == [1, 2, 3, 4]
+    assert down("fp32") == down("bf16") == [1, 3, 4]
+    assert [modes.rung_precision(rung, "tf32") for rung in range(5)] == ["tf32", "tf32", "fp32", "fp32", "fp32"]
+    assert {modes.rung_precision(rung, "bf16") for rung in range(5)} == {"bf16"}
+    found = [modes.settings("default", "jax", "vit_b16", 1, "fp32", "gpu", rung) for rung in range(5)]
+    assert [(each["triton_gemm"], each["autotune"]) for each in found] == [
+        *(("on", "4"), ("off", "4"), ("off", "4"), ("off", "2"), ("off", "0")),
+    ]
+
+
+def test_a_mode_s_script_has_a_name_that_files_may_have() -> None:
+    job = Job("jax", "mnist", 1, "standard", "fp32", None, "local", mode="tuned-compile+threads=1")
+    assert job.stem == "jax_mnist_1_tuned_without_compile_with_threads_1"
+    assert job.options[job.options.index("--mode") + 1] == job.mode

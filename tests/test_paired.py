@@ -1,0 +1,262 @@
+"""One script that measures both frameworks in turn, and what it catches: planted faults are small edits of a copy."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import Main, clean_environment, interpreter, rows_of
+
+from duel import modes
+from duel.catalogue import BENCHMARKS, PAIRED, PRESETS
+from duel.comparability import NOT_COMPARABLE
+from duel.job import Job
+from duel.measure import job as supervising
+from duel.measure import ranks
+from duel.measure.sinks import MetricsReader
+from duel.record import FAILED, FINISHED, Row
+from duel.results import Results, Run
+
+# What a busy machine may add to a verdict; on a quiet one nothing of it is there.
+LOAD = ("left_out_blocks (", "foreign_load (", "steady (")
+
+
+def job(**more: Any) -> Job:
+    return Job(PAIRED, "mnist", 1, more.pop("preset", "standard"), "fp32", None, "local", **more)
+
+
+@pytest.mark.parametrize("name", ["standard", "publication"])
+def test_the_order_is_a_b_b_a(name: str) -> None:
+    rows = job(preset=name).rows()
+    one, other = ["jax", "pytorch"], ["pytorch", "jax"]
+    assert [row.framework for row in rows] == (one + other) * (PRESETS[name].pairs // 2)
+    assert [row.repeat for row in rows] == sorted([*range(PRESETS[name].pairs)] * 2)
+    assert {row.point for row in rows} == {0}
+
+
+def test_each_point_has_its_number_and_both_sides_of_a_repeat_follow_each_other() -> None:
+    rows = Job(PAIRED, "mnist", 5, "standard", "fp32", None, "local", batch_sizes=(1, 8)).rows()
+    assert [(row.framework, row.batch_size, row.point) for row in rows[:8]] == [
+        *(("jax", 1, 0), ("pytorch", 1, 0), ("jax", 8, 1), ("pytorch", 8, 1)),
+        *(("pytorch", 1, 0), ("jax", 1, 0), ("pytorch", 8, 1), ("jax", 8, 1)),
+    ]
+    many = Job(PAIRED, "mnist", 2, "smoke", "fp32", None, "local", devices_per_node=2).rows()
+    assert [(row.framework, row.device_count, row.point) for row in many] == [
+        *(("jax", 1, 0), ("jax", 2, 1), ("pytorch", 1, 0), ("pytorch", 2, 1)),
+    ]
+
+
+def measure(checkout: Path, *arguments: str, **environment: str) -> list[Row]:
+    """The rows of a paired run of a small benchmark, by the command of its script."""
+    other = f"pytorch={interpreter('pytorch')}"
+    command = [interpreter("jax"), "jax/run.py", "--benchmark", "gcn", "--use_case", "1", "--preset", "smoke"]
+    subprocess.run(
+        [*command, "--device", "cpu", "--paired", other, *arguments],
+        cwd=checkout,
+        env=clean_environment() | {"WANDB_MODE": "disabled"} | environment,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    return Results(checkout / "results").merge()
+
+
+def faults(row: Row) -> list[str]:
+    """What bars the row's pair, but for what the machine's load adds and the certificate that nobody has made here."""
+    assert str(row.comparable).startswith(f"{NOT_COMPARABLE}: ")
+    said = str(row.comparable).removeprefix(f"{NOT_COMPARABLE}: ").split("; ")
+    return [one for one in said if not one.startswith((*LOAD, "parity (", "run 'python main.py validate", "3 other"))]
+
+
+def plant(checkout: Path, file: str, line: str, broken: str) -> None:
+    path = checkout / file
+    assert path.read_text().count(line) == 1
+    path.write_text(path.read_text().replace(line, broken))
+
+
+def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(checkout: Path, tmp_path: Path) -> None:
+    caches = {name: str(tmp_path / "mine" / name) for name in ranks.CACHES}
+    rows = measure(checkout, "--mode", "default+threads=1+deterministic", **caches)
+    assert [(row.framework, row.status, row.cause) for row in rows] == [
+        *(("jax", FINISHED, None), ("pytorch", FINISHED, None)),
+    ]
+    assert faults(rows[0]) == faults(rows[1]) == []
+    assert "parity (jax and pytorch: unverified: no certificate" in str(rows[0].comparable)
+    for row in rows:
+        proofs = json.loads(str(row.proofs))
+        assert (proofs["threads"], row.cpus) == ("affinity, 1 CPUs", 1)
+        assert proofs["deterministic"] == "a repeat gave the same bits"
+        assert "deterministic=on" in str(row.switches)
+    assert len({row.run_id for row in rows}) == len({row.group for row in rows}) == 1
+    assert rows[0].packages_sha256 != rows[1].packages_sha256
+    assert not (tmp_path / "mine").exists()
+    # One process and one environment each: the record is of the first row's.
+    record = json.loads(Results(checkout / "results").runs()[0].environment.read_text())
+    assert "torch" not in record["modules"]
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "broken", "arguments", "words"),
+    [
+        pytest.param(
+            "pytorch/weights.py",
+            "        tensor.copy_(torch.from_numpy(arrays[name]))\n",
+            "        tensor.copy_(torch.from_numpy(arrays[name] * 1.001))\n",
+            (),
+            "weights_sha256 (",
+            id="weights",
+        ),
+        pytest.param(
+            "jax/network.py",
+            "        self._batches = [self._put_batch(batch) for batch in pool.batches]\n",
+            "        self._batches = [self._put_batch(batch) for batch in pool.batches[::-1]]\n",
+            (),
+            "data_sha256 (",
+            id="order of batches",
+        ),
+        pytest.param(
+            "pytorch/network.py",
+            "        self._setting, self._world = setting, setting.world\n",
+            "        import dataclasses; setting = dataclasses.replace(setting, precision='bf16')\n"
+            "        self._setting, self._world = setting, setting.world\n",
+            (),
+            "status (pytorch: failed: input: precision fp32 is not in force: matmul is ",
+            id="precision",
+        ),
+        pytest.param(
+            "pytorch/training.py",
+            'self._setting.on("fused_optimizer"))\n',
+            "False)\n",
+            ("--mode", "default+fused_optimizer"),
+            "status (pytorch: failed: input: switch fused_optimizer did not take: on was set, off was found",
+            id="switch",
+        ),
+    ],
+)
+def test_a_planted_fault_is_caught_and_named(
+    checkout: Path, file: str, line: str, broken: str, arguments: tuple[str, ...], words: str
+) -> None:
+    plant(checkout, file, line, broken)
+    rows = measure(checkout, *arguments)
+    assert len(rows) == 2
+    assert any(fault.startswith(words) for fault in faults(rows[0])), rows[0].comparable
+    assert rows[0].comparable == rows[1].comparable
+
+
+def test_a_row_that_hangs_is_ended_and_the_other_side_goes_on(checkout: Path) -> None:
+    plant(
+        checkout,
+        "jax/training.py",
+        "        self._state, loss = self._program(",
+        "        __import__('time').sleep(1000)\n        self._state, loss = self._program(",
+    )
+    rows = measure(checkout, DUEL_SILENCE_SECONDS="20")
+    assert [row.status for row in rows] == [FAILED, FINISHED]
+    assert str(rows[0].cause).startswith("hung: not a word for 2")
+    assert str(rows[0].cause).endswith("the last was 'training the 10 opening steps'")
+
+
+CRASHING = """
+import json, sys
+folder, number = sys.argv[sys.argv.index("--run_folder") + 1], int(sys.argv[sys.argv.index("--row") + 1])
+path = f"{folder}/rows/{number:03d}.json"
+row = json.load(open(path))
+row["device_kind"] = "gpu"
+if row["rung"] < SURVIVES:
+    print("E0000 gemm_fusion_autotuner: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
+    row |= {"status": "failed", "cause": "XlaRuntimeError: INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS"}
+else:
+    row |= {"status": "finished"}
+json.dump(row, open(path, "w"))
+"""
+
+
+@pytest.mark.parametrize(("survives", "rungs"), [(0, [0]), (1, [0, 1]), (4, [0, 1, 3, 4]), (9, [0, 1, 3, 4])])
+def test_a_crash_while_autotuning_is_retried_rung_by_rung(tmp_path: Path, survives: int, rungs: list[int]) -> None:
+    """By a stand-in for JAX on a GPU that crashes: each rung is a process and a row of its own."""
+    script = tmp_path / "crashing.py"
+    script.write_text(CRASHING.replace("SURVIVES", str(survives)))
+    run = Run(tmp_path / "runs" / "jax_vit_b16_1-x")
+    planned = Job("jax", "vit_b16", 1, "smoke", "fp32", None, "local").rows()
+    run.create(planned)
+    team = supervising._Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
+    supervising._run_row(run, run.rows()[0], team, MetricsReader(run.metrics), None)
+    team.close()
+    rows = run.rows()
+    assert [row.rung for row in rows] == rungs
+    assert [row.status for row in rows[:-1]] == [FAILED] * (len(rungs) - 1)
+    assert rows[-1].status == (FAILED if survives == 9 else FINISHED)
+    assert rungs[-1] != modes.HANDICAPPED or survives >= 4
+
+
+def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
+    base = Row(framework="jax", device_kind="gpu", status=FAILED)
+    assert supervising._autotuner_crashed(base, f"...{supervising.CRASH}...")
+    for row in (
+        base.replace(framework="pytorch"),
+        base.replace(device_kind="cpu"),
+        base.replace(compile_seconds=3.0),  # it was measuring already
+        base.replace(status=FINISHED),
+    ):
+        assert not supervising._autotuner_crashed(row, supervising.CRASH)
+    assert not supervising._autotuner_crashed(base, "RESOURCE_EXHAUSTED: out of memory")
+
+
+def test_caches_are_of_each_process_alone_and_proxies_are_left_out() -> None:
+    found = ranks.environment("/tmp/some")
+    assert {found[name] for name in ranks.CACHES} == {f"/tmp/some/{name.lower()}" for name in ranks.CACHES}
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_paired_needs_both_interpreters_and_takes_no_single_framework(main: Main, checkout: Path) -> None:
+    said = main("--benchmark", "gcn", "--use_case", "1", "--paired", "--framework", "jax")
+    assert (said.returncode, "--paired measures both frameworks" in said.stderr) == (2, True)
+    text = (checkout / "cluster.yaml").read_text()
+    text = text.replace("pytorch: .venv/pytorch/bin/python", "pytorch: null")
+    (checkout / "cluster.yaml").write_text(text)
+    said = main("--benchmark", "gcn", "--use_case", "1", "--paired", "--dry_run")
+    assert said.returncode == 2
+    assert "has no interpreter for pytorch" in said.stderr
+    assert "valid: --framework jax" in said.stderr
+
+
+def test_run_py_refuses_another_side_that_is_none(checkout: Path) -> None:
+    for other in ("pytorch", "jax=python", "pytorch=/nowhere/python"):
+        command = [interpreter("jax"), "jax/run.py", "--benchmark", "gcn", "--use_case", "1", "--paired", other]
+        said = subprocess.run(
+            command, cwd=checkout, env=clean_environment(), capture_output=True, text=True, check=False
+        )
+        assert said.returncode == 2
+        assert "another framework's name, '=' and its interpreter are valid" in said.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("benchmark", ["mnist", "gpt2", "graphnet"])
+def test_tuned_takes_on_every_kind_of_work(main: Main, checkout: Path, benchmark: str) -> None:
+    asked = ("--use_case", "1,3,5", "--mode", "tuned", "--products", "clipped_sum", "--batch_sizes", "8")
+    said = main("--benchmark", benchmark, *asked, "--preset", "smoke", "--device", "cpu", "--wait", timeout=1800)
+    assert said.returncode == 0, said.stdout + said.stderr
+    rows = [row for row in rows_of(checkout) if row["framework"] == "pytorch"]
+    assert [(row["status"], row["execution"]) for row in rows] == [("finished", "compiled")] * 3
+    for row in rows:
+        assert json.loads(row["proofs"])["compile"].startswith("Dynamo: ")
+        assert float(row["backend_seconds"]) > 0
+
+
+@pytest.mark.full
+def test_mnist_at_full_size_ends_with_a_ratio(main: Main, checkout: Path) -> None:
+    """On a quiet machine: a busy one is told, and no ratio made."""
+    said = main("--benchmark", "mnist", "--use_case", "1", "--paired", "--wait", timeout=900)
+    assert said.returncode == 0, said.stdout + said.stderr
+    rows = [SimpleNamespace(**row) for row in rows_of(checkout)]
+    assert [row.framework for row in rows] == ["jax", "pytorch", "pytorch", "jax"] * 2
+    assert {row.comparable for row in rows} == {"COMPARABLE"}
+    for words in ("JAX / PyTorch ", "95 % interval", "4 pairs, noise floor ", ". COMPARABLE"):
+        assert words in said.stdout
+    assert all(float(row.mfu) > 0 and row.proofs for row in rows)
+    assert BENCHMARKS["mnist"].name == rows[0].benchmark
+    assert os.path.exists(checkout / "results" / "parity" / "mnist-full-cpu.json")
