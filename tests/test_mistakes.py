@@ -149,7 +149,7 @@ MISTAKES = {
 SELDOM = (
     *("epsilon of a layer norm", "biased running variance", "decay before AdamW", "order of flattening"),
     *("missing mask of labels", "attention that is not causal", "matrix products of half precision in float32"),
-    *("tanh GELU", "epsilon of a batch norm"),
+    *("tanh GELU", "epsilon of a batch norm", "momentum of a batch norm", "one-pass variance", "missing residual"),
 )
 
 
