@@ -118,7 +118,9 @@ class PerSampleGradients(Network):
 
     def _observed_here(self) -> dict[str, tuple[str, str]]:
         """Whose hooks there are."""
-        return {"opacus": ("off" if self._hooked is None else "on", type(self._hooked).__name__)}
+        if self._hooked is None:
+            return {"opacus": ("off", "no hooks")}
+        return {"opacus": ("on", type(self._hooked).__name__)}
 
     @torch.no_grad()
     def _some(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> Any:

@@ -1,9 +1,12 @@
 """Modes: what is understood, what is refused and with which words, and what each turns where."""
 
+import json
 import re
+import subprocess
 from typing import Any
 
 import pytest
+from conftest import ROOT, clean_environment, interpreter
 
 from duel import modes
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
@@ -148,3 +151,33 @@ def test_a_mode_s_script_has_a_name_that_files_may_have() -> None:
     job = Job("jax", "mnist", 1, "standard", "fp32", None, "local", mode="tuned-compile+threads=1")
     assert job.stem == "jax_mnist_1_tuned_without_compile_with_threads_1"
     assert job.options[job.options.index("--mode") + 1] == job.mode
+
+
+SCRIPT = """
+import json, pathlib, sys
+sys.path.insert(0, "pytorch")
+sys.path.append(".")
+import devices, network, weights
+import inference, per_sample_gradients, training
+from duel.catalogue import BENCHMARKS
+from duel.measure import batches, parameters
+from duel.measure.device import Setting
+
+device, mnist, found = devices.select("cpu"), BENCHMARKS["mnist"], {}
+arrays = parameters.initialise(weights.shapes(network.build(mnist, "tiny")), 0)
+pool = batches.pool(mnist, "tiny", 2, 0, pathlib.Path())
+for work in (training.Training, inference.Inference, per_sample_gradients.PerSampleGradients):
+    for value in ("off", "on"):
+        setting = Setting(mnist, "tiny", "fp32", device, switches={"compile": value}, product="norms", microbatch=2)
+        found[f"{work.__name__} {value}"] = work(setting, pool, arrays).execution
+print(json.dumps(found))
+"""
+
+
+def test_pytorch_says_before_its_first_step_how_it_will_run() -> None:
+    """Rows take it from there."""
+    command = [interpreter("pytorch"), "-c", SCRIPT]
+    said = subprocess.run(command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True)
+    found = json.loads(said.stdout)
+    assert len(found) == 6
+    assert all(execution == ("compiled" if name.endswith("on") else "eager") for name, execution in found.items())
