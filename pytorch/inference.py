@@ -1,22 +1,16 @@
 """Inference on one device: the forward pass in evaluation, operation by operation or compiled."""
 
-from collections.abc import Mapping
+import functools
 from typing import Any
 
 import numpy.typing as npt
 import torch
 
-from duel.measure.batches import Pool
-from duel.measure.device import Setting
 from network import Network
 
 
 class Inference(Network):
     """The forward pass with the running statistics, on the batches of the pool, taken in turn."""
-
-    def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        super().__init__(setting, pool, arrays)
-        self._run: Any = self._compiled(self.applied)
 
     @torch.inference_mode()
     def step(self, index: int) -> Any:
@@ -30,3 +24,7 @@ class Inference(Network):
     def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
         """The logits behind ``handle``."""
         return {"logits": handle.cpu().numpy()}
+
+    @functools.cached_property
+    def _run(self) -> Any:
+        return self._compiled(self.applied)

@@ -110,6 +110,8 @@ class Network:
         self._xla: Any = importlib.import_module("torch_xla") if setting.device.kind == "tpu" else None
         if self._xla:
             self.execution = "lazy"
+        if setting.on("compile"):  # whether it was is found out by ``observed``
+            self.execution = "compiled"
         self._dtype = torch.float64 if setting.precision == "float64" else torch.float32
         self._format = torch.channels_last if setting.on("channels_last") else torch.contiguous_format
         half = COMPUTE.get(setting.precision)
@@ -187,7 +189,6 @@ class Network:
         """``function``, compiled where the switch is on."""
         if not self._setting.on("compile"):
             return function
-        self.execution = "compiled"
         graphs = self._setting.on("cuda_graphs")
         mode = "reduce-overhead" if graphs else None
         if self._setting.on("max_autotune"):
