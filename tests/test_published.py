@@ -105,6 +105,15 @@ def test_what_was_measured_again_takes_the_place_of_what_was_there(results: Resu
     assert {row.run_id for row in kept} == {"paired_mnist_1-b", "paired_mnist_5-a"}
 
 
+def test_a_folder_is_of_one_device(results: Results) -> None:
+    publish(results, rows([1.5] * 4))
+    other = rows([1.2] * 4, pair="p2", group="other", run_id="paired_mnist_1-b", device_name="another")
+    more = rows([1.3] * 4, pair="p3", group="more", run_id="paired_mnist_1-c")
+    said = publish(results, other, more)
+    words = "measured on another, the folder is of some processor: another --name is valid"
+    assert said == [f"left out: paired_mnist_1-b: {words}", "results/published/cpu: 16 rows, 8 of them new"]
+
+
 @pytest.mark.parametrize(
     ("ratios", "change", "words"),
     [

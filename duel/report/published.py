@@ -31,14 +31,17 @@ Say = Callable[[str], None]
 def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     """Copy what results.csv has of pairs that a ratio could be made of to ``name``, and make the tables anew.
 
+    A folder is of one device, a new one of that which was measured last: means over benchmarks are of one device, too.
     A point that is there already, measured before, is replaced. Raises UserError where there is nothing to publish.
     """
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name!r}: small letters, digits, '-' and '_' are valid, at most 32 of them")
     folder = results.folder / "published" / name
+    before, measured = read_rows(folder / "results.csv"), outcomes(results.merge())
+    device = _device(before or [outcome.pairs[0][0] for outcome in measured])
     found, left_out = [], []
-    for outcome in outcomes(results.merge()):
-        if why := _unfit(outcome):
+    for outcome in measured:
+        if why := _unfit(outcome, device):
             left_out.append(f"{outcome.pairs[0][0].run_id}: {why}")
         else:
             found.append(outcome)
@@ -46,9 +49,9 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
         say(f"left out: {words}")
     if not found:
         raise UserError("nothing to publish: no pairs of a preset that claims a ratio; 'main.py --paired' makes them")
-    latest = {_point(outcome): outcome for outcome in found}
+    latest = {outcome.pairs[0][0].pair: outcome for outcome in found}
     new = [row for outcome in latest.values() for pair in outcome.pairs for row in pair]
-    kept = [row for row in read_rows(folder / "results.csv") if (row.pair, row.device_name) not in latest]
+    kept = [row for row in before if row.pair not in latest]
     for row in new:
         source = certificate.path(results.folder, str(row.benchmark), str(row.size), str(row.device_kind))
         target = certificate.path(folder, str(row.benchmark), str(row.size), str(row.device_kind))
@@ -64,11 +67,18 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     write_table(results, readme)
 
 
-def _unfit(outcome: Outcome) -> str:
+def _device(rows: list[Row]) -> str | None:
+    """The name of the device that ``rows`` were measured on, the last of them."""
+    return max(((row.started or "", row.device_name) for row in rows if row.device_name), default=("", None))[1]
+
+
+def _unfit(outcome: Outcome, device: str | None) -> str:
     """Why an outcome is not to be published; empty if it is. One that is not comparable is: with the reason."""
     rows = [row for pair in outcome.pairs for row in pair]
     if any(row.status != FINISHED for row in rows):
         return "not all of it has finished"
+    if others := {str(row.device_name) for row in rows} - {device}:
+        return f"measured on {', '.join(sorted(others))}, the folder is of {device}: another --name is valid"
     preset = str(rows[0].preset)
     if len(outcome.pairs) < CLAIM_PAIRS:
         claims = ", ".join(p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS)
@@ -76,11 +86,6 @@ def _unfit(outcome: Outcome) -> str:
     if any(row.git_dirty or row.git_sha is None for row in rows):
         return "the code that ran was no commit"
     return ""
-
-
-def _point(outcome: Outcome) -> tuple[str | None, str | None]:
-    row = outcome.pairs[0][0]
-    return row.pair, row.device_name
 
 
 def _keep_samples(rows: list[Row], results: Results, folder: Path) -> None:
