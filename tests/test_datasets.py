@@ -5,7 +5,6 @@ import gzip
 import json
 import struct
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -172,7 +171,7 @@ def test_without_files_check_announces_the_digits(tmp_path: Path) -> None:
 
 
 def test_without_scikit_learn_both_remedies_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"put the four IDX files .* or install scikit-learn"):
         datasets.load("mnist", tmp_path)
 
@@ -180,13 +179,14 @@ def test_without_scikit_learn_both_remedies_are_named(tmp_path: Path, monkeypatc
 DIGITS = """
 import json, pathlib, sys
 import numpy as np
-from sklearn.datasets import load_digits
 from duel import datasets
 from duel.catalogue import BENCHMARKS, Images
 from duel.measure import batches, parameters
 
 nowhere = pathlib.Path("no such folder")
 data = datasets.load("mnist", nowhere)
+imported = "sklearn" in sys.modules
+from sklearn.datasets import load_digits
 train, held_out = data.train_images[:, 0], data.held_out_images[:, 0]
 low = float(min(train.min(), held_out.min()))
 every = np.concatenate([train, held_out])
@@ -209,6 +209,7 @@ print(json.dumps({
     "mean": float(train.mean(dtype=np.float64)), "std": float(train.std(dtype=np.float64)),
     "labels": np.bincount(np.concatenate([data.train_labels, data.held_out_labels])).tolist(),
     "batches": [len(pool.batches), len(large.batches)],
+    "imported": imported,
     "sha256": parameters.sha256({k: v for k, v in vars(data).items() if k != "name"}),
 }))
 """
@@ -226,6 +227,7 @@ def test_the_digits_are_the_same_bit_for_bit_in_every_interpreter(framework: str
     assert found["repeated"]
     assert found["levels"] == 17
     assert found["same digits"]
+    assert not found["imported"]
     assert found["mean"] == pytest.approx(0, abs=1e-6)
     assert found["std"] == pytest.approx(1, abs=1e-6)
     assert sum(found["labels"]) == 1797

@@ -100,7 +100,7 @@ MISTAKES = {
         "float64 adamw",
     ),
     "transposed kernel": (
-        "cifar10",
+        "mnist",
         "weights.py",
         [("4: (2, 3, 1, 0)}", "4: (3, 2, 1, 0)}")],
         "float64 layers",
@@ -131,7 +131,7 @@ MISTAKES = {
     ),
     "attention that is not causal": ("gpt2", "models/gpt2.py", [("causal=True", "causal=False")], "float64 layers"),
     "half precision that is none": (
-        "cifar10",
+        "mnist",
         "network.py",
         [('"bf16": jnp.bfloat16', '"bf16": jnp.float32')],
         "bf16 error",
@@ -150,6 +150,7 @@ SELDOM = (
     *("epsilon of a layer norm", "biased running variance", "decay before AdamW", "order of flattening"),
     *("missing mask of labels", "attention that is not causal", "matrix products of half precision in float32"),
     *("tanh GELU", "epsilon of a batch norm", "momentum of a batch norm", "one-pass variance", "missing residual"),
+    "SAME padding at stride 2",
 )
 
 

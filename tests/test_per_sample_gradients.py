@@ -14,7 +14,7 @@ from duel.report.parity import GRADIENTS, ZERO_GRADIENT
 Arrays = dict[str, np.ndarray]
 BATCH_SIZE = 4
 # The others are left to 'make test-full': a certificate compares both frameworks' of every benchmark.
-QUICK = ("mnist", "cifar10_resnet18")
+QUICK = ("mnist",)
 EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in BENCHMARKS]
 # Without batch norms, for which group norms would stand: training's gradients are then those of the same network.
 WITHOUT = ("mnist", "cifar10", "vit_b16", "gpt2", "bert", "graphnet", "gcn")
