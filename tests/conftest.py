@@ -134,6 +134,11 @@ def slurm_environment(slurm: SlurmCluster) -> dict[str, str]:
     return clean_environment() | slurm.environment
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slurm's tests first: they wait more than they compute, and behind the others a worker would wait with them."""
+    items.sort(key=lambda item: item.path.name != "test_slurm.py")
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     """The last thing to be read: how many tests did not run for want of Slurm."""
