@@ -47,17 +47,24 @@ def _faults(row: Row) -> list[tuple[str, str]]:
     """What bars one side, whatever the other is: fields, and why."""
     if row.status != FINISHED:
         return [("status", f"{row.status}: {row.cause}" if row.cause else str(row.status))]
-    total = (row.blocks or 0) + (row.left_out_blocks or 0)
     checks = {
         ("parity", str(row.parity)): row.parity != VERIFIED,
         ("precision", f"{FRAMEWORK_DEFAULT} is never compared"): row.precision == FRAMEWORK_DEFAULT,
         ("steady", "no steady state"): row.steady is False,
         ("rung", "handicapped, XLA's autotuner had to be switched off"): row.rung == HANDICAPPED,
+        ("restarts", str(row.restarts)): bool(row.restarts),
+    }
+    return [fault for fault, bad in checks.items() if bad] + disturbances(row)
+
+
+def disturbances(row: Row) -> list[tuple[str, str]]:
+    """What others did to ``row`` while it was measured, as far as it bars the row: fields, and how much."""
+    total = (row.blocks or 0) + (row.left_out_blocks or 0)
+    checks = {
         ("left_out_blocks", f"{row.left_out_blocks} of {total}, {row.left_out}"): (
             (row.left_out_blocks or 0) > LEFT_OUT * total
         ),
         ("foreign_load", f"{row.foreign_load or 0:.0%}"): (row.foreign_load or 0.0) > FOREIGN_LOAD,
-        ("restarts", str(row.restarts)): bool(row.restarts),
     }
     return [fault for fault, bad in checks.items() if bad]
 
@@ -82,7 +89,7 @@ def _text(value: Any) -> str:
 def partners(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
     """The pairs among ``rows``: of one group, point and repeat one row of each framework, JAX's first.
 
-    Of several attempts at one of them, and of several rungs, it is the last that counts.
+    Of several attempts at one of them, of several rungs, and of what was measured again, it is the last that counts.
     """
     sides: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:

@@ -12,6 +12,7 @@ from duel.comparability import ALIKE, COMPARABLE, NOT_COMPARABLE, judged, partne
 from duel.modes import HANDICAPPED
 from duel.record import FAILED, FINISHED, Row
 from duel.report import pairs
+from duel.report.compare import verdicts
 
 GOOD = Row(
     group="mnist_1-a",
@@ -122,6 +123,13 @@ def test_a_ratio_comes_with_its_interval_the_noise_floor_and_a_verdict() -> None
     (found,) = pairs.outcomes(sides([1.50, 1.52, 1.49, 1.51]))
     assert found.verdict.startswith("JAX is faster: JAX / PyTorch 1.505, 95 % interval 1.4")
     assert "4 pairs, noise floor 1.0" in found.verdict
+
+
+def test_what_was_measured_again_is_said() -> None:
+    rows = sides([1.5] * 4)
+    disturbed = dataclasses.replace(rows[0], foreign_load=0.3)
+    assert verdicts([disturbed, *rows])[-1] == "  not counted: 1 that failed or were disturbed, and were measured again"
+    assert "not counted" not in "".join(verdicts(rows))
 
 
 def test_within_the_noise_there_is_no_difference() -> None:

@@ -193,6 +193,36 @@ def test_a_crash_while_autotuning_is_retried_rung_by_rung(tmp_path: Path, surviv
     assert rungs[-1] != modes.HANDICAPPED or survives >= 4
 
 
+# Stands in for a row beside which others are busy, QUIET attempts long.
+DISTURBED = """
+import json, sys
+folder, number = sys.argv[sys.argv.index("--run_folder") + 1], int(sys.argv[sys.argv.index("--row") + 1])
+path = f"{folder}/rows/{number:03d}.json"
+load = 0.3 if number < QUIET else 0.01
+json.dump(json.load(open(path)) | {"status": "finished", "foreign_load": load}, open(path, "w"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("preset", "quiet", "again", "rows"),
+    [("standard", 0, 4, 1), ("standard", 2, 4, 3), ("standard", 9, 4, 5), ("standard", 9, 0, 1), ("smoke", 9, 4, 1)],
+)
+def test_a_row_that_others_disturb_is_measured_again(
+    tmp_path: Path, preset: str, quiet: int, again: int, rows: int
+) -> None:
+    script = tmp_path / "disturbed.py"
+    script.write_text(DISTURBED.replace("QUIET", str(quiet)))
+    run = Run(tmp_path / "runs" / "jax_mnist_1-x")
+    run.create(Job("jax", "mnist", 1, preset, "fp32", None, "local").rows())
+    team = supervising._Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
+    peace = supervising._run_row(run, run.rows()[0], team, MetricsReader(run.metrics), None, again)
+    team.close()
+    found = run.rows()
+    assert len(found) == rows
+    assert len({(row.framework, row.repeat, row.point) for row in found}) == 1
+    assert peace == (quiet < rows)
+
+
 def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
     base = Row(framework="jax", device_kind="gpu", status=FAILED)
     assert supervising._autotuner_crashed(base, f"...{supervising.CRASH}...")

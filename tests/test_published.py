@@ -105,6 +105,17 @@ def test_what_was_measured_again_takes_the_place_of_what_was_there(results: Resu
     assert {row.run_id for row in kept} == {"paired_mnist_1-b", "paired_mnist_5-a"}
 
 
+def test_what_others_disturbed_is_published_beside_what_was_measured_instead(results: Results) -> None:
+    measured = rows([1.5] * 4)
+    instead = dataclasses.replace(measured[0], row=8)
+    measured[0] = dataclasses.replace(measured[0], foreign_load=0.3, comparable=None)
+    assert publish(results, [*measured, instead])[-1].endswith("9 rows, 9 of them new")
+    kept = read_rows(results.folder / "published" / "cpu" / "results.csv")
+    assert [row.comparable for row in kept] == [None, *[COMPARABLE] * 8]
+    (found,) = outcomes(kept)
+    assert found.found is not None
+
+
 def test_a_folder_is_of_one_device(results: Results) -> None:
     publish(results, rows([1.5] * 4))
     other = rows([1.2] * 4, pair="p2", group="other", run_id="paired_mnist_1-b", device_name="another")

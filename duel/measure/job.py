@@ -22,7 +22,8 @@ from types import FrameType
 from typing import Any
 
 from duel import modes
-from duel.catalogue import FRAMEWORKS, MANY, PAIRED, VALIDATE
+from duel.catalogue import FRAMEWORKS, MANY, PAIRED, PRESETS, VALIDATE
+from duel.comparability import disturbances
 from duel.errors import UserError
 from duel.job import ROOT, Job, script_state
 from duel.measure import probes, ranks, timing
@@ -42,6 +43,7 @@ SILENCE_SECONDS = float(os.environ.get("DUEL_SILENCE_SECONDS") or 1800)
 CRASH = "CUDA_ERROR_ILLEGAL_ADDRESS"
 Commands = dict[str, list[str]]  # run.py with its interpreter, by framework
 PORTS = 3  # tries at a row whose port somebody else takes
+AGAIN = 4  # more tries at a row that others disturb
 GRACE_SECONDS = 20.0
 USER_ERROR = 2
 # Slurm's preemption and scancel, Ctrl-C, and the warning that our scripts ask for before a time limit.
@@ -191,8 +193,11 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
             reader = MetricsReader(run.metrics)
             options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
             team = _Team(run, job.ranks, results, commands, options, spawn)
+            lost: set[int | None] = set()  # points of which no ratio can be made any more
             for row in rows:
-                _run_row(run, row, team, reader, sink)
+                again = AGAIN if job.framework == PAIRED and row.point not in lost else 0
+                if not _run_row(run, row, team, reader, sink, again):
+                    lost.add(row.point)
         state, cause, code = _verdict(run.rows())
     except UserError as error:
         cause, code = f"input: {error}", USER_ERROR
@@ -320,10 +325,12 @@ def _chosen_cpus(row: Row) -> list[int]:
     return probes.usable_cpus()[: int(asked[1])] if asked else []
 
 
-def _run_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: WandbSink | None) -> None:
+def _run_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: WandbSink | None, again: int = 0) -> bool:
     """Measure one row and leave its row file at its end, whatever happens to its processes.
 
-    Where XLA's autotuner crashes there is another row behind all others, on the next rung of ``modes.RUNGS``.
+    Where XLA's autotuner crashes there is another row behind all others, on the next rung of ``modes.RUNGS``. So there
+    is where others took what was measured on, ``again`` times at most, if the preset is to claim anything: what was
+    computed has no part in that decision, and all these rows stay. Returns whether the last of them was left in peace.
     """
     while True:
         before = _size(run.log)
@@ -334,12 +341,19 @@ def _run_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: Wandb
             print("somebody took the port in the meantime: the row begins again with another", flush=True)
         ended = run.read_row(row.row or 0)
         rung = modes.next_rung(row.rung or 0, str(row.precision))
-        if rung is None or not _autotuner_crashed(ended, ranks.tail(run.log, before)):
-            return
-        row = row.replace(row=len(run.rows()), rung=rung)
-        print(
-            f"XLA's autotuner crashed: row {row.row} is another attempt, rung {rung} of {modes.HANDICAPPED}", flush=True
-        )
+        disturbed = [f"{field} {much}" for field, much in disturbances(ended)]
+        number = len(run.rows())
+        if rung is not None and _autotuner_crashed(ended, ranks.tail(run.log, before)):
+            row = row.replace(row=number, rung=rung)
+            print(
+                f"XLA's autotuner crashed: row {number} is another attempt, rung {rung} of {modes.HANDICAPPED}",
+                flush=True,
+            )
+        elif disturbed and again and PRESETS[str(row.preset)].thorough:
+            row, again = row.replace(row=number), again - 1
+            print(f"disturbed, {', '.join(disturbed)}: row {number} is another attempt, {again} are left", flush=True)
+        else:
+            return not disturbed
 
 
 def _autotuner_crashed(row: Row, said: str) -> bool:

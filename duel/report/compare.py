@@ -156,6 +156,9 @@ def verdicts(rows: list[Row]) -> list[str]:
         for number, sides in enumerate(outcome.pairs if len(outcome.pairs) > 1 else ()):
             throughputs = [f"{side.framework} {_text('throughput', side.throughput, '')}" for side in sides]
             lines.append(f"  pair {number + 1}: {', '.join(throughputs)} {row.throughput_unit}")
+        tries = [(r.framework, r.repeat) for r in rows if (r.group, r.point) == (row.group, row.point)]
+        if more := len(tries) - len(set(tries)):
+            lines.append(f"  not counted: {more} that failed or were disturbed, and were measured again")
         if outcome.break_even_steps is not None:
             lines.append(f"  the slower start is made up for after {outcome.break_even_steps:,.0f} steps")
     return lines

@@ -16,7 +16,7 @@ from typing import Any
 
 from duel import certificate
 from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS, USE_CASES
-from duel.comparability import NOT_COMPARABLE
+from duel.comparability import NOT_COMPARABLE, judged
 from duel.errors import UserError
 from duel.record import FINISHED, Row
 from duel.report.pairs import Outcome, outcomes, over_benchmarks
@@ -37,7 +37,8 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name!r}: small letters, digits, '-' and '_' are valid, at most 32 of them")
     folder = results.folder / "published" / name
-    before, measured = read_rows(folder / "results.csv"), outcomes(results.merge())
+    before, rows = read_rows(folder / "results.csv"), judged(results.merge())
+    measured = outcomes(rows)
     device = _device(before or [outcome.pairs[0][0] for outcome in measured])
     found, left_out = [], []
     for outcome in measured:
@@ -50,7 +51,9 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     if not found:
         raise UserError("nothing to publish: no pairs of a preset that claims a ratio; 'main.py --paired' makes them")
     latest = {outcome.pairs[0][0].pair: outcome for outcome in found}
-    new = [row for outcome in latest.values() for pair in outcome.pairs for row in pair]
+    # With those that were measured again.
+    points = {(outcome.pairs[0][0].group, outcome.pairs[0][0].point) for outcome in latest.values()}
+    new = [row for row in rows if (row.group, row.point) in points]
     kept = [row for row in before if row.pair not in latest]
     for row in new:
         source = certificate.path(results.folder, str(row.benchmark), str(row.size), str(row.device_kind))
