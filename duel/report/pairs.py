@@ -12,6 +12,7 @@ from duel.report.statistics import Estimate, differs, estimate, noise_floor
 
 # What all repeats of one side have in common.
 UNCHANGED = ("cell", "framework_version", "python_version", "packages_sha256", "switches", "execution", "device_id")
+FEWEST_BENCHMARKS = 3  # that a mean is made of
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def _changed(pairs: list[tuple[Row, Row]]) -> list[str]:
 def over_benchmarks(found: Sequence[Outcome]) -> dict[str, Estimate]:
     """The geometric mean of the ratios of several benchmarks, for each use case, size, precision and mode.
 
-    Of a benchmark with several points (batch sizes, products) the mean of their logarithms counts once.
+    Of a benchmark with several points (batch sizes, products) the mean of their logarithms counts once. Of fewer than
+    ``FEWEST_BENCHMARKS`` nothing is said: with two, Student's t is 12.7, and the interval has no end to speak of.
     """
     groups: dict[str, dict[str, list[float]]] = {}
     for outcome in found:
@@ -103,7 +105,7 @@ def over_benchmarks(found: Sequence[Outcome]) -> dict[str, Estimate]:
             name = f"{USE_CASES[row.use_case or 0].name}, {row.size}, {row.precision}, {row.mode}"
             groups.setdefault(name, {}).setdefault(str(row.benchmark), []).append(math.log(outcome.found.ratio))
     means = {name: [statistics.fmean(logs) for logs in each.values()] for name, each in groups.items()}
-    return {name: estimate(logs) for name, logs in means.items() if len(logs) > 1}
+    return {name: estimate(logs) for name, logs in means.items() if len(logs) >= FEWEST_BENCHMARKS}
 
 
 def _same_side(pairs: list[tuple[Row, Row]]) -> list[float]:
