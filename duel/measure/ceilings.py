@@ -63,7 +63,7 @@ def least_bytes(setting: Setting, module: str, batch_size: int, parameters: int)
         case Tokens():
             sample = inputs.length
         case _:  # node and edge features, the ends of the edges
-            features = getattr(inputs, "features", None) or inputs.node_features  # type: ignore[union-attr]
+            features = getattr(inputs, "features", None) or inputs.node_features  # type: ignore[union-attr]  # graphs alone are left
             sample = inputs.nodes * features + 2 * inputs.edges
     arrays = parameters
     if module == "training":  # weights and gradients, read and written, and so each of the optimizer's moments
