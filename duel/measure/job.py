@@ -341,7 +341,7 @@ def _run_row(run: Run, row: Row, team: _Team, reader: MetricsReader, sink: Wandb
             print("somebody took the port in the meantime: the row begins again with another", flush=True)
         ended = run.read_row(row.row or 0)
         rung = modes.next_rung(row.rung or 0, str(row.precision))
-        disturbed = [f"{field} {much}" for field, much in disturbances(ended)]
+        disturbed = [f"{field} {much}" for field, much in disturbances(ended)] if ended.status == FINISHED else []
         number = len(run.rows())
         if rung is not None and _autotuner_crashed(ended, ranks.tail(run.log, before)):
             row = row.replace(row=number, rung=rung)
