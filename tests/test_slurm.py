@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -237,9 +238,13 @@ def test_scancel_ends_a_run_as_cancelled_and_only_its_name_starts_it_again(site:
 
 
 def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_proposed_to_both(site: Site) -> None:
-    site.target("--partition=cpu", "--time=00:01:00", "--cpus-per-task=1", "--mem=2G")
+    site.target(*CPU)
     site.main("--benchmark", "mnist", "--use_case", "1", "--preset", "publication", "--framework", "jax")
     run = site.only()
+    site.wait(lambda: sum(event["event"] == "block" for event in run.events()[0]) >= 2, 300)
+    # The job is warned 60 s before its end: within seconds, and only now, when there is something to save.
+    ends = datetime.now() + timedelta(seconds=65)
+    site.slurm.run("scontrol", "update", f"jobid={run.launch()['slurm_job_id']}", f"EndTime={ends:%Y-%m-%dT%H:%M:%S}")
     site.wait_for_state(run, "failed")
     rows = run.rows()
     assert rows[0].status == "finished" or rows[0].partial
@@ -251,11 +256,11 @@ def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_p
         assert row.throughput
         assert row.throughput > 0
     said = site.main("resubmit")
-    assert "proposed for both sides: --time=00:02:00; attempt 2 of 3" in said
+    assert "proposed for both sides: --time=00:20:00; attempt 2 of 3" in said
     assert len(site.results.runs()) == 1
     site.main("resubmit", "--apply")
     again = site.results.runs()[-1]
-    assert "#SBATCH --time=00:02:00\n" in again.script.read_text()
+    assert "#SBATCH --time=00:20:00\n" in again.script.read_text()
     assert again.rows()[0].attempt == 2
     site.main("cancel", again.id)
 
