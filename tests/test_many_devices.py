@@ -11,8 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, Main, clean_environment, interpreter, rows_of
-from test_slurm import Site, site  # noqa: F401 - pytest looks for the fixture here
+from conftest import ROOT, Main, Site, clean_environment, interpreter, rows_of
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRODUCTS, USE_CASES, VALIDATE
 from duel.job import Job
@@ -240,13 +239,13 @@ MANY = """
 """
 
 
-def many(site: Site) -> None:  # noqa: F811 - the fixture
+def many(site: Site) -> None:
     lines = ("--nodes={nodes}", "--ntasks-per-node={tasks_per_node}", "--cpus-per-task=1", "--mem=4G")
     site.target("--partition=cpu", "--time=00:30:00", *lines, more=MANY)
 
 
 @pytest.mark.parametrize(("nodes", "devices"), [pytest.param("1", "2", marks=pytest.mark.full), ("2", "1")])
-def test_many_devices_under_slurm(site: Site, nodes: str, devices: str) -> None:  # noqa: F811 - the fixture
+def test_many_devices_under_slurm(site: Site, nodes: str, devices: str) -> None:
     many(site)
     asked = ("--benchmark", "graphnet", "--use_case", "2", "--nodes", nodes, "--devices", devices)
     site.main(*asked, *SMOKE, "--wait")
@@ -259,7 +258,7 @@ def test_many_devices_under_slurm(site: Site, nodes: str, devices: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("benchmark", ["resnet50", "gpt2", "graphnet"])
-def test_all_five_use_cases_on_one_node_and_on_two(site: Site, benchmark: str) -> None:  # noqa: F811 - the fixture
+def test_all_five_use_cases_on_one_node_and_on_two(site: Site, benchmark: str) -> None:
     many(site)
     site.main("--benchmark", benchmark, "--use_case", "all", "--devices", "2", *SMOKE, "--wait")
     site.main("--benchmark", benchmark, "--use_case", "2,4", "--nodes", "2", "--devices", "1", *SMOKE, "--wait")

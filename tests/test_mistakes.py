@@ -150,7 +150,7 @@ SELDOM = (
     *("epsilon of a layer norm", "biased running variance", "decay before AdamW", "order of flattening"),
     *("missing mask of labels", "attention that is not causal", "matrix products of half precision in float32"),
     *("tanh GELU", "epsilon of a batch norm", "momentum of a batch norm", "one-pass variance", "missing residual"),
-    *("SAME padding at stride 2", "transposed kernel"),
+    *("SAME padding at stride 2", "transposed kernel", "decay behind the momentum"),
 )
 
 

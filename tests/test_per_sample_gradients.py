@@ -151,7 +151,7 @@ def test_compiled_they_are_the_same(products: Callable[..., Arrays]) -> None:
     assert_near(part(compiled, "clipped_sum/"), part(found, "clipped_sum/"))
 
 
-@pytest.mark.parametrize("benchmark", ["mnist", "cifar10"])
+@pytest.mark.parametrize("benchmark", ["mnist", pytest.param("cifar10", marks=pytest.mark.full)])
 def test_opacus_has_the_same(products: Callable[..., Arrays], benchmark: str) -> None:
     found, library = (products("pytorch", benchmark, mode=mode) for mode in ("default", "opacus"))
     for product in PRODUCTS:

@@ -13,117 +13,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import clean_environment, rows_of
+from conftest import Site, clean_environment, rows_of
 from slurm_cluster import SlurmCluster
 
-from duel.results import Results, Run, write_atomically
+from duel.results import Run, write_atomically
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
-REAL = "{jax: .venv/jax/bin/python, pytorch: .venv/pytorch/bin/python}"
 SECRET = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Site:
-    """A checkout on a login node of the test cluster."""
-
-    def __init__(self, folder: Path, slurm: SlurmCluster) -> None:
-        self.folder, self.slurm = folder, slurm
-        self.environment = clean_environment() | slurm.environment
-        self.results = Results(folder / "results")
-        self._before: set[str] = set()
-        self.forget_jobs()
-
-    def target(
-        self, *directives: str, python: str = REAL, launcher: str = "srun --cpu-bind=none", more: str = ""
-    ) -> None:
-        """Write a cluster.yaml whose one Slurm target, 'site', has these lines."""
-        text = "default: site\ntargets:\n  site:\n    scheduler: slurm\n    pause: 0\n"
-        text += f"    launcher: {launcher}\n    python: {python}\n    directives:\n"
-        text += "".join(f"      - {json.dumps(line)}\n" for line in directives)
-        (self.folder / "cluster.yaml").write_text(text + more)
-
-    def start_controller(self) -> None:
-        """Returns when it has heard of its nodes, too: before, it refuses what they could take."""
-        self.slurm.start_controller()
-        self.wait(lambda: "unk" not in self.slurm.run("sinfo", "--noheader", "-o", "%t").stdout)
-
-    def stand_in(self, name: str, *lines: str) -> str:
-        """An interpreter for both sides that is a few lines of bash; for ``target``."""
-        path = self.folder / f"stand-in-{name}"
-        path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-        path.chmod(0o755)
-        return f"{{jax: {json.dumps(str(path))}, pytorch: {json.dumps(str(path))}}}"
-
-    def popen(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env=self.environment | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def main(self, *arguments: str, expect: int = 0, **environment: str) -> str:
-        """What ``python main.py`` prints; its exit code must be ``expect``."""
-        process = self.popen("main.py", *arguments, **environment)
-        said = process.communicate(timeout=300)[0]
-        assert process.returncode == expect, said
-        assert "Traceback" not in said
-        return said
-
-    def statuses(self) -> dict[str, dict[str, Any]]:
-        process = subprocess.run(
-            [sys.executable, "main.py", "status", "--json"],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return {status["run_id"]: status for status in json.loads(process.stdout)}
-
-    def only(self) -> Run:
-        (run,) = self.results.runs()
-        return run
-
-    def jobs(self) -> Counter[str]:
-        """How many jobs of each name Slurm has had since this site began (the cluster serves several tests)."""
-        return Counter(name for job_id, name in self._jobs().items() if job_id not in self._before)
-
-    def _jobs(self) -> dict[str, str]:
-        # sacct is late by some seconds, and leaves out what was never eligible to start; squeue forgets after seconds.
-        said = self.slurm.run("squeue", "--all", "--states=all", "--noheader", "-o", "%i|%j").stdout
-        if self.slurm.accounting:
-            said += self.slurm.run("sacct", "-X", "-P", "-n", "-S", "now-1hours", "-o", "JobID,JobName").stdout
-        return dict(line.split("|", 1) for line in said.splitlines())
-
-    def forget_jobs(self) -> None:
-        """Count from here on."""
-        self._before |= set(self._jobs())
-
-    def wait(self, condition: Callable[[], Any], seconds: float = 120.0) -> Any:
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, self.main("status")
-            time.sleep(0.2)
-        return found
-
-    def wait_for_state(self, run: Run, *states: str) -> None:
-        self.wait(lambda: run.stored_status().get("state") in states)
-
-
-@pytest.fixture
-def site(checkout: Path, slurm: SlurmCluster) -> Site:
-    return Site(checkout.rename(checkout.with_name("duel")), slurm)  # a space cannot stand in a directive
-
-
 CPU = ("--partition=cpu", "--time=00:10:00", "--cpus-per-task=1", "--mem=2G")
 
 
