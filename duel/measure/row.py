@@ -183,13 +183,17 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
         options = {"product": row.product, "microbatch": microbatch}
     row = row.with_cell()
     if proof:
-        given = _initial_weights(row, shapes) if str(row.weights).endswith(SAFETENSORS) else None
+        start = _initial_weights(row, shapes)
+        given = start if str(row.weights).endswith(SAFETENSORS) else None
         proved = (USE_CASES[TRAIN], USE_CASES[PER_SAMPLE])
         training, per_sample_gradients = (getattr(importlib.import_module(u.module), u.work) for u in proved)
         found: dict[str, Any] = parity.prove(
             *(benchmark, size, device, seed), training, per_sample_gradients, shapes, given, phase
         )
         found["versions"] = np.array(json.dumps(devices.versions()))
+        # Rows of per-sample gradients start from the same, but for what group norms have not.
+        without = {name: array for name, array in start.items() if ".running_" not in name}
+        found["per-sample weights_sha256"] = np.array(parameters.sha256(without))
         np.savez(run.parity, **found)
         return row.replace(status=FINISHED)
     asked = (str(row.mode), str(row.framework), benchmark.name, use_case.number, precision.name, device.kind)
