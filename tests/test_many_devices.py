@@ -82,6 +82,14 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(main: Main, checkout: Pat
     assert _processes(run) == []
 
 
+def test_what_one_rank_died_of_comes_before_what_others_say_of_it() -> None:
+    """As recorded where rank 1 was killed before gloo had connected the two."""
+    waited = "JaxRuntimeError: UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out"
+    row = Row(cause=f"{waited} with key: cpu:gloo/0,2048/1 and duration: 29.999999627s")
+    said = job._first_cause(row, 1, {1: "ended by SIGKILL"})
+    assert said == f"rank 1: ended by SIGKILL; rank 0: {row.cause}"
+
+
 def _processes(run: Run) -> list[list[str]]:
     """The command lines of all processes that measure for ``run``."""
     lines = [path.read_bytes().decode().split("\0") for path in Path("/proc").glob("[0-9]*/cmdline") if _there(path)]

@@ -36,8 +36,11 @@ from duel.results import HEARTBEAT_SECONDS, Results, Run, locked, this_process, 
 
 POLL_SECONDS = 0.5
 PROGRESS = ("phase", "loss", "block")  # events that a status is made of
-# How gloo, NCCL and the servers of both frameworks say that another process is gone.
-BEREAVED = ("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote")
+# How gloo, NCCL and the servers of both frameworks say that another process is gone, or does not come.
+BEREAVED = (
+    *("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote"),
+    "getkeyvalue() timed out",
+)
 # A measuring process that is silent for so long hangs: the slowest thing that it does without a word is to compile.
 SILENCE_SECONDS = float(os.environ.get("DUEL_SILENCE_SECONDS") or 1800)
 CRASH = "CUDA_ERROR_ILLEGAL_ADDRESS"
