@@ -9,11 +9,12 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[np.float32]]
 
 
@@ -67,6 +68,11 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, randomise: bool) -> npt.
             "(3 dimensions), bias, running_mean and running_var (1 dimension)"
         )
     return np.asarray(scale * generator.standard_normal(shape) + 0.0, np.float32)  # + 0.0: no negative zeros
+
+
+def trainable(named: Mapping[str, T]) -> dict[str, T]:
+    """Of ``named`` what an optimizer changes: all but running statistics."""
+    return {name: value for name, value in named.items() if ".running_" not in name}
 
 
 def check(shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -57,6 +57,8 @@ def prove(
     =====================================  =========================================================================
     shapes                                 JSON: of every parameter and statistic, and of what every layer gives
     weights_sha256                         of the weights that rows start from
+    per-sample weights_sha256              of those that rows of per-sample gradients start from: group norms have no
+                                           running statistics
     used_sha256, data_sha256               of what went in here
     <precision>/layers/<layer>             float64 and fp32: what a layer gives in evaluation; the last are the logits
     <precision>/train logits, .../loss     with the batch's own statistics
@@ -86,8 +88,10 @@ def prove(
     images = pool.batches[0].inputs[0].ndim == 4
     if images:
         pool = dataclasses.replace(pool, batches=(*pool.batches, _shifted(pool.batches[0])))
+    initial = parameters.initialise(shapes, seed) if given is None else given
     found = {
-        "weights_sha256": _text(parameters.sha256(parameters.initialise(shapes, seed) if given is None else given)),
+        "weights_sha256": _text(parameters.sha256(initial)),
+        "per-sample weights_sha256": _text(parameters.sha256(parameters.trainable(initial))),
         "used_sha256": _text(parameters.sha256(arrays)),
         "data_sha256": _text(pool.sha256),
     }
@@ -142,7 +146,7 @@ def prove(
                 moves = _sensitivity(work, arrays, gradients, losses, seed)
                 found |= {f"float64/sensitivity/{name}": np.array(distance) for name, distance in moves.items()}
     say("computing per-sample gradients in float64")
-    arrays = {name: array for name, array in arrays.items() if ".running_" not in name}
+    arrays = parameters.trainable(arrays)
     for product in PRODUCTS if size == "tiny" else ("norms", "clipped_sum"):
         microbatch = samples if product == "materialised" else 1
         setting = Setting(benchmark, size, "float64", device, product=product, microbatch=microbatch)

@@ -171,7 +171,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
     network, weights = importlib.import_module("network"), importlib.import_module("weights")
     row = row.replace(code_sha256=certificate.code_sha256(benchmark.name, size))
     shapes = weights.shapes(network.build(benchmark, size, per_sample))
-    trainable = sum(math.prod(shape) for name, shape in shapes.items() if ".running_" not in name)
+    trainable = sum(map(math.prod, parameters.trainable(shapes).values()))
     row = row.replace(parameters=trainable)
     options: dict[str, Any] = {}
     if per_sample:
@@ -183,17 +183,13 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
         options = {"product": row.product, "microbatch": microbatch}
     row = row.with_cell()
     if proof:
-        start = _initial_weights(row, shapes)
-        given = start if str(row.weights).endswith(SAFETENSORS) else None
+        given = _initial_weights(row, shapes) if str(row.weights).endswith(SAFETENSORS) else None
         proved = (USE_CASES[TRAIN], USE_CASES[PER_SAMPLE])
         training, per_sample_gradients = (getattr(importlib.import_module(u.module), u.work) for u in proved)
         found: dict[str, Any] = parity.prove(
             *(benchmark, size, device, seed), training, per_sample_gradients, shapes, given, phase
         )
         found["versions"] = np.array(json.dumps(devices.versions()))
-        # Rows of per-sample gradients start from the same, but for what group norms have not.
-        without = {name: array for name, array in start.items() if ".running_" not in name}
-        found["per-sample weights_sha256"] = np.array(parameters.sha256(without))
         np.savez(run.parity, **found)
         return row.replace(status=FINISHED)
     asked = (str(row.mode), str(row.framework), benchmark.name, use_case.number, precision.name, device.kind)

@@ -106,7 +106,7 @@ def certify(runs: Mapping[str, Run]) -> dict[str, Any]:
         "device_name": row.device_name,
         "made": utc(),
         "code_sha256": row.code_sha256,
-        "weights_sha256": [str(last["weights_sha256"])],
+        "weights_sha256": sorted({str(last["weights_sha256"]), str(last["per-sample weights_sha256"])}),
         "versions": {framework: json.loads(str(side["versions"])) for framework, side in sides.items()},
         "precisions": list(precisions),
         "parameters": sum(math.prod(shape) for name, shape in shapes["parameters"].items() if ".running_" not in name),
@@ -178,16 +178,15 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
         elif check == "float64 sensitivity":
             scale, bound = 1.0, LOSSES["float64"]
             if (gradient := f"float64/gradients/{what}") in second and gradient in first:
-                least = ZERO_GRADIENT["float64"] * whole["float64 gradients"]
-                scale, bound = _gradient_scale(first[gradient], second[gradient], least), GRADIENTS["float64"]
+                scale = _gradient_scale(first[gradient], second[gradient], "float64", whole["float64 gradients"])
+                bound = GRADIENTS["float64"]
             found.append(Deviation(check, what, _ratio(abs(float(first[name] - second[name])), scale), bound))
         else:
             error, bound = _compared(check, first[name], second[name], whole)
             if check in ("fp32 gradients", "fp32 sgd losses"):
                 moved = f"float64/sensitivity/{what or 'losses'}"
                 moves = min(float(np.min(side.get(moved, np.zeros(1)))) for side in (first, second))
-                least = ZERO_GRADIENT["fp32"] * whole["fp32 gradients"]
-                scale = _gradient_scale(first[name], second[name], least) if what else 1.0
+                scale = _gradient_scale(first[name], second[name], "fp32", whole["fp32 gradients"]) if what else 1.0
                 bound = max(bound, TIMES * _ratio(moves, scale))
             found.append(Deviation(check, what, error, bound))
     return found
@@ -214,8 +213,7 @@ def _compared(check: str, first: Array, second: Array, whole: dict[str, float]) 
     if kind == "error":
         return max(_ratio(float(a), float(b)), _ratio(float(b), float(a))), TIMES
     if kind in GRADIENT_KINDS:
-        scale = _gradient_scale(a, b, ZERO_GRADIENT[precision] * whole[check])
-        return _ratio(_norm(a - b), scale), GRADIENTS[precision]
+        return _ratio(_norm(a - b), _gradient_scale(a, b, precision, whole[check])), GRADIENTS[precision]
     if kind.endswith("losses"):
         return max(_ratio(abs(x - y), min(abs(x), abs(y))) for x, y in zip(a, b, strict=True)), LOSSES[precision]
     if kind.endswith("after"):
@@ -229,8 +227,8 @@ def _shape(side: Arrays, name: str) -> tuple[int, ...] | None:
     return side[name].shape if name in side else None
 
 
-def _gradient_scale(first: Array, second: Array, least: float) -> float:
-    return max(min(_norm(first), _norm(second)), least)
+def _gradient_scale(first: Array, second: Array, precision: str, whole: float) -> float:
+    return max(min(_norm(first), _norm(second)), ZERO_GRADIENT[precision] * whole)
 
 
 def _has_gradient(gradient: Array, whole: float) -> npt.NDArray[np.bool_]:
