@@ -233,16 +233,16 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                 source="He et al. 2015, arXiv:1512.03385; stride in the 3x3 convolution as in torchvision",
                 sizes={
                     "full": Size(
-                        model={"layers": (3, 4, 6, 3), "classes": 1000},
+                        model={"layers": (3, 4, 6, 3), "width_per_group": 64, "classes": 1000},
                         inputs=Images(3, 224, 224, classes=1000),
                         batch_size=_batch(2, 128, 32),
                         flops=8_178_368_512,
                     ),
                     "tiny": Size(
-                        model={"layers": (1, 1, 1, 1), "classes": 10},
+                        model={"layers": (1, 1, 1, 1), "width_per_group": 8, "classes": 10},
                         inputs=Images(3, 32, 32, classes=10),
                         batch_size=_everywhere(8),
-                        flops=59_908_096,
+                        flops=22_519_808,
                     ),
                 },
                 optimizer=SGD(learning_rate=0.0001),
@@ -322,10 +322,10 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=771_629_504,
                     ),
                     "tiny": Size(
-                        model={"blocks": ((1, 3, 1, 32, 16, 1), (6, 5, 2, 16, 24, 2)), "classes": 10},
+                        model={"blocks": ((1, 3, 2, 32, 16, 1), (6, 5, 1, 16, 16, 1)), "classes": 10},
                         inputs=Images(3, 32, 32, classes=10),
                         batch_size=_everywhere(8),
-                        flops=3_888_896,
+                        flops=1_380_096,
                     ),
                 },
                 optimizer=SGD(learning_rate=0.0001),

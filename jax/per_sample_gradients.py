@@ -47,6 +47,7 @@ class PerSampleGradients(Network):
             handle = multihost_utils.process_allgather(handle, tiled=True)
         if self._product == "norms":
             return {"norms": np.array(handle)}
+        handle = jax.tree.map(np.asarray, handle)
         rows = [handle]
         if self._product == "materialised":
             rows = [jax.tree.map(lambda leaf, i=i: leaf[i], handle) for i in range(len(jax.tree.leaves(handle)[0]))]

@@ -36,7 +36,9 @@ class Training(Network):
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
         super().load(arrays)
-        moments = jax.tree.map(np.asarray, self._optimizer.init(self._state[0]))
+        # Both optimizers begin at zero; asking optax would compile a program for each shape that there is.
+        shapes = jax.eval_shape(self._optimizer.init, self._state[0])
+        moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         self._state = (*self._state, self._put(moments))
 
     def step(self, index: int) -> Any:

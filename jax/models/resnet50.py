@@ -8,20 +8,20 @@ from flax import nnx
 
 from models._layers import BatchNorm, Conv, Linear
 
-EXPANSION = 4  # a bottleneck gives this many times the channels of its inner convolutions
+CHANNELS = 256  # that the first stage gives; the next ones give twice as many each
 
 
-def build(layers: tuple[int, ...], classes: int) -> nnx.Module:
+def build(layers: tuple[int, ...], width_per_group: int, classes: int) -> nnx.Module:
     """``layers`` blocks per stage, (3, 4, 6, 3) for ResNet-50; maps images (N, H, W, 3) to logits (N, classes).
 
-    It has shapes but no weights until ``weights.load`` has set them.
+    ``width_per_group`` are the channels of the first stage's inner convolutions, 64 for ResNet-50; each later stage has
+    twice as many. It has shapes but no weights until ``weights.load`` has set them.
     """
-    return nnx.eval_shape(lambda: _ResNet(layers, classes))
+    return nnx.eval_shape(lambda: _ResNet(layers, width_per_group, classes))
 
 
 class _Bottleneck(nnx.Module):
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        outputs = EXPANSION * width
+    def __init__(self, inputs: int, width: int, outputs: int, stride: int) -> None:
         self.conv1, self.bn1 = Conv(inputs, width, 1), BatchNorm(width)
         self.conv2, self.bn2 = Conv(width, width, 3, stride), BatchNorm(width)
         self.conv3, self.bn3 = Conv(width, outputs, 1), BatchNorm(outputs)
@@ -39,16 +39,16 @@ class _Bottleneck(nnx.Module):
 
 
 class _ResNet(nnx.Module):
-    def __init__(self, layers: tuple[int, ...], classes: int) -> None:
+    def __init__(self, layers: tuple[int, ...], width: int, classes: int) -> None:
         self.conv1, self.bn1 = Conv(3, 64, 7, 2), BatchNorm(64)
         inputs = 64
         stages = []
         for number, blocks in enumerate(layers):
-            width, stage = 64 * 2**number, []
+            outputs, stage = CHANNELS * 2**number, []
             for block in range(blocks):
                 stride = 2 if block == 0 and number > 0 else 1
-                stage.append(_Bottleneck(inputs, width, stride))
-                inputs = EXPANSION * width
+                stage.append(_Bottleneck(inputs, width * 2**number, outputs, stride))
+                inputs = outputs
             stages.append(nnx.List(stage))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = Linear(inputs, classes)
