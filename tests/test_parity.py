@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Main, clean_environment, interpreter, rows_of
+from conftest import ROOT, Main, clean_environment, interpreter, rows_of
 
 from duel import certificate
 from duel.catalogue import BENCHMARKS, FRAMEWORK_DEFAULT, PRECISIONS
 from duel.certificate import STEPS
-from duel.record import FINISHED, Row
+from duel.job import Job
+from duel.launch import cluster, validate
+from duel.record import CANCELLED, FINISHED, Row
 from duel.report.parity import ZERO_GRADIENT, Deviation, deviations
+from duel.results import Results, this_process
 
 Arrays = dict[str, np.ndarray]
 RATE = 0.1
@@ -165,6 +168,20 @@ def test_rows_say_whether_they_are_verified_and_learn_it_later(main: Main, check
         *("verified", "verified"),
         "unverified: the certificate is for other code",
     ]
+
+
+def test_where_runs_were_cancelled_nothing_is_proved_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(validate, "validate", lambda benchmarks, *_: asked.extend(benchmarks))
+    described, results = cluster.load(ROOT / "cluster.yaml"), Results(tmp_path / "results")
+    job = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
+    for state, expected in {CANCELLED: [], FINISHED: ["mnist"]}.items():
+        run = results.run(job.run_id())
+        run.create(job.rows(), owner=this_process())
+        run.write_row(run.read_row(0).replace(status=FINISHED))
+        run.settle(state=state)
+        validate.prove_missing([run], described, results, print)
+        assert asked == expected
 
 
 def example() -> Arrays:

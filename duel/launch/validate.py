@@ -13,7 +13,7 @@ from duel.job import Job
 from duel.launch import jobs, pretrained, state, submit
 from duel.launch.cluster import Cluster
 from duel.options import SAFETENSORS
-from duel.record import FINISHED, TERMINAL
+from duel.record import CANCELLED, FINISHED, TERMINAL
 from duel.report import parity
 from duel.results import Results, Run, write_atomically
 
@@ -68,7 +68,10 @@ def validate(
 
 
 def prove_missing(runs: list[Run], cluster: Cluster, results: Results, say: Say) -> None:
-    """Validate what the finished rows of ``runs`` have measured and no certificate holds for."""
+    """Validate what the finished rows of ``runs`` have measured and no certificate holds for.
+
+    Of a run that somebody cancelled no report is waited for.
+    """
     wanted = {
         (
             str(row.benchmark),
@@ -77,6 +80,7 @@ def prove_missing(runs: list[Run], cluster: Cluster, results: Results, say: Say)
             row.target,
         )
         for run in runs
+        if run.status()["state"] != CANCELLED
         for row in map(results.with_parity, run.rows())
         if row.status == FINISHED and row.parity != VERIFIED
     }
