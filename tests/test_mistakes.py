@@ -145,16 +145,9 @@ MISTAKES = {
 }
 
 
-# Those that the others cover nearly, or that take longest, are for 'make test-full'.
-SELDOM = (
-    *("epsilon of a layer norm", "biased running variance", "decay before AdamW", "order of flattening"),
-    *("missing mask of labels", "attention that is not causal", "matrix products of half precision in float32"),
-    *("tanh GELU", "epsilon of a batch norm", "momentum of a batch norm", "one-pass variance", "missing residual"),
-    *("SAME padding at stride 2", "transposed kernel", "decay behind the momentum"),
-)
-
-
-@pytest.mark.parametrize("mistake", [pytest.param(m, marks=pytest.mark.full) if m in SELDOM else m for m in MISTAKES])
+# 'make test' has one, through the whole command: tests/test_parity.py.
+@pytest.mark.full
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_on_one_side_fails_and_is_named(tmp_path: Path, right: Callable[[str], Arrays], mistake: str) -> None:
     benchmark, file, edits, name = MISTAKES[mistake]
     root = copy_of_code(tmp_path)
