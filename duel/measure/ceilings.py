@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from duel.catalogue import SGD, Images, Tokens
+from duel.catalogue import SGD, Citations, Images, Molecules, Tokens
 from duel.measure.device import Setting
 
 # By kind of device: numbers in the array that is copied, and the width of the matrices. Beyond caches, within a second.
@@ -62,8 +62,7 @@ def least_bytes(setting: Setting, module: str, batch_size: int, parameters: int)
             sample = inputs.channels * inputs.height * inputs.width
         case Tokens():
             sample = inputs.length
-        case _:  # node and edge features, the ends of the edges
-            features = getattr(inputs, "features", None) or inputs.node_features  # type: ignore[union-attr]  # graphs alone are left
+        case Molecules(node_features=features) | Citations(features=features):  # of nodes, and both ends of edges
             sample = inputs.nodes * features + 2 * inputs.edges
     arrays = parameters
     if module == "training":  # weights and gradients, read and written, and so each of the optimizer's moments
