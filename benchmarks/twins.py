@@ -116,7 +116,7 @@ def _jeffnet(variant: str) -> Callable[[Path], Public]:
         from flax import linen
 
         # Flax has removed this module; of it only a function is imported, which dropout would call.
-        sys.modules.setdefault("flax.nn", types.SimpleNamespace(make_rng=None))  # type: ignore[arg-type]  # it is no module
+        sys.modules.setdefault("flax.nn", types.SimpleNamespace(make_rng=None))
         sys.path.append(str(folder / "efficientnet-jax"))
         model, _ = importlib.import_module("jeffnet.linen").create_model(variant)
         assert isinstance(model, linen.Module)

@@ -11,7 +11,7 @@ PARAMETERS = 1000
 
 
 def setting(benchmark: str = "mnist", **more: str) -> Setting:
-    return Setting(BENCHMARKS[benchmark], "full", "fp32", CPU, **more)  # type: ignore[arg-type] - texts alone
+    return Setting(BENCHMARKS[benchmark], "full", "fp32", CPU, **more)
 
 
 def test_a_backward_pass_counts_as_two_forward_ones() -> None:

@@ -180,7 +180,7 @@ def test_a_row_whose_port_was_taken_begins_again(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(job, "_try_row", lambda *_: next(tries))
     run, row = Run(tmp_path / "some"), Row(row=0, status=FINISHED)
     run.create([row])
-    job._run_row(run, row, None, None, None)  # type: ignore[arg-type]  # nothing of it is reached
+    job._run_row(run, row, None, None, None)  # of the others nothing is reached
     assert next(tries, None) is None
 
 
