@@ -71,6 +71,11 @@ class Job:
         return self.nodes * self.devices_per_node
 
     @property
+    def small_proof(self) -> bool:
+        """Whether others of its kind may compute beside it: nothing in it is timed, and it needs little memory."""
+        return self.use_case == VALIDATE and PRESETS[self.preset].size == "tiny"
+
+    @property
     def stem(self) -> str:
         """The script's name without '.sh': the plain one for the defaults, with a suffix for each variant."""
         variants = [self.precision] if self.precision != "fp32" else []

@@ -69,15 +69,17 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: bool) -> Iterator[TextIO | None]:
+def locked(path: Path, wait: bool, shared: bool = False) -> Iterator[TextIO | None]:
     """Hold the lock file ``path``; yields it, or None where it is not held (never, with ``wait``).
+
+    ``shared``: beside others that share it, and nobody else.
 
     The kernel frees it when the last process that has this very file open is dead.
     """
     with open(path, "a") as file:
         held: TextIO | None = file
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             held = None
         yield held
@@ -316,7 +318,10 @@ class Results:
 
     @property
     def device_lock(self) -> Path:
-        """Held by the one run that may measure outside Slurm: two at once would share the cores and void both."""
+        """Held by the one run that may measure outside Slurm: two at once would share the cores and void both.
+
+        Small proofs, of which nothing is timed, share it.
+        """
         return self.folder / ".measuring.lock"
 
     @property

@@ -1,5 +1,6 @@
 """The real commands with the real frameworks, in a private copy of the checkout whose path has a space."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,8 +14,12 @@ from typing import Any
 import pytest
 from conftest import Main, clean_environment, rows_of
 
+from duel.catalogue import VALIDATE
+from duel.job import Job
+from duel.launch import local
+from duel.measure.job import _may_share
 from duel.record import COLUMNS
-from duel.results import Results, Run
+from duel.results import Results, Run, locked, this_process
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 
@@ -252,3 +257,53 @@ def test_no_file_of_the_driver_ends_in_a_traceback_on_ctrl_c(checkout: Path) -> 
     assert "Traceback" not in said
     (run,) = Results(checkout / "results").runs()
     wait_for(lambda: run.status()["state"] == "finished")
+
+
+def test_small_proofs_run_side_by_side_and_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    results = Results(tmp_path / "results")
+
+    def exit_codes(use_case: int, preset: str) -> list[object]:
+        """Of two scripts, each of which waits a second for the other to begin."""
+        met = tmp_path / f"{use_case} {preset}"
+        met.mkdir()
+        until_both = "for _ in {1..10}; do sleep 0.1; [ $(ls | wc -l) = 2 ] && exit; done; exit 7"
+        script = f'cd "{met}"; touch $DUEL_RUN_ID; {until_both}'
+        runs = []
+        for framework in ("jax", "pytorch"):
+            job = Job(framework, "mnist", use_case, preset, "fp32", None, "local")
+            run = results.run(job.run_id())
+            run.create(job.rows(), script=script, launch={"job": dataclasses.asdict(job)}, owner=this_process())
+            runs.append(run)
+        local.work(runs, results)
+        return [run.status()["exit_code"] for run in runs]
+
+    assert exit_codes(VALIDATE, "smoke") == [0, 0]
+    assert exit_codes(VALIDATE, "standard") == [7, 0]
+    assert exit_codes(1, "smoke") == [7, 0]
+
+
+def test_only_small_proofs_share_the_device_and_only_where_jax_has_no_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def may_share(use_case: int, preset: str) -> bool:
+        return _may_share(Job("jax", "mnist", use_case, preset, "fp32", None, "local"))
+
+    assert may_share(VALIDATE, "smoke")
+    assert not may_share(VALIDATE, "standard")
+    assert not may_share(1, "smoke")
+    (tmp_path / "jax_plugins").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not may_share(VALIDATE, "smoke")
+
+
+def test_a_shared_lock_is_shared_with_those_that_share_it(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with locked(lock, wait=False, shared=True) as first, locked(lock, wait=False, shared=True) as second:
+        assert first
+        assert second
+        with locked(lock, wait=False) as alone:
+            assert alone is None
+    with locked(lock, wait=False) as alone, locked(lock, wait=False, shared=True) as first:
+        assert alone
+        assert first is None

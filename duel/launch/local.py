@@ -1,7 +1,8 @@
 """Running scripts on this machine: one detached process that takes its runs strictly one after the other.
 
 submitit's local executor would start all of them at once; they would share the cores (or the one GPU) and every number
-would be void.
+would be void. Small proofs, of which nothing is timed, are started side by side; those that need the device for
+themselves wait for each other.
 """
 
 import contextlib
@@ -9,14 +10,16 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from duel.catalogue import FRAMEWORKS, REACHED_THROUGH
 from duel.errors import UserError
-from duel.job import ROOT
+from duel.job import ROOT, Job
 from duel.record import FAILED, QUEUED, TERMINAL
 from duel.results import Results, Run, process_started, this_process
 
 GO = b"go\n"
+MOST_PROOFS = 4  # at once: each takes up to 2 GiB
 
 
 def check_interpreter(python: str, framework: str, where: str) -> str:
@@ -87,25 +90,37 @@ def start(runs: list[Run]) -> None:
 
 
 def work(runs: list[Run], results: Results) -> None:
-    """Run each script that is still queued, one after the other; a failure of one does not stop the next."""
-    for run in runs:
-        if run.stored_status()["state"] != QUEUED:
-            continue  # cancelled meanwhile
-        with open(run.launcher_log, "ab") as log:
-            code = subprocess.run(
-                ["bash", str(run.script)],
-                cwd=ROOT,
-                env=os.environ | {"DUEL_RUN_ID": run.id},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                check=False,
-            ).returncode
-        if run.stored_status()["state"] not in TERMINAL:
-            run.settle(state=FAILED, exit_code=code, cause=_cause(run, code))
-        with contextlib.suppress(UserError):  # a results.csv that is not ours: every command of the driver says so
-            results.merge()
+    """Run each script that is still queued; a failure of one does not stop the next.
+
+    Small proofs side by side, and all else one after the other.
+    """
+    proofs = all(Job(**run.launch()["job"]).small_proof for run in runs)
+    at_once = min(os.cpu_count() or 1, MOST_PROOFS) if proofs else 1
+    # Threads that wait for each other by spinning would take the cores from the other proofs.
+    changed = {"OMP_NUM_THREADS": "1"} if at_once > 1 else {}
+    with ThreadPoolExecutor(at_once) as workers:
+        for done in [workers.submit(_run, run, results, changed) for run in runs]:
+            done.result()
+
+
+def _run(run: Run, results: Results, changed: dict[str, str]) -> None:
+    if run.stored_status()["state"] != QUEUED:
+        return  # cancelled meanwhile
+    with open(run.launcher_log, "ab") as log:
+        code = subprocess.run(
+            ["bash", str(run.script)],
+            cwd=ROOT,
+            env=os.environ | changed | {"DUEL_RUN_ID": run.id},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            check=False,
+        ).returncode
+    if run.stored_status()["state"] not in TERMINAL:
+        run.settle(state=FAILED, exit_code=code, cause=_cause(run, code))
+    with contextlib.suppress(UserError):  # a results.csv that is not ours: every command of the driver says so
+        results.merge()
 
 
 def _cause(run: Run, code: int) -> str:

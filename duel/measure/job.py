@@ -8,6 +8,7 @@ it. Such a process (``--run_folder F --row K``) measures one row and is the only
 import argparse
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -122,6 +123,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped(signal.Signals(number).name)
 
 
+def _may_share(job: Job) -> bool:
+    """Whether small proofs may compute beside it: JAX takes most of a GPU's memory, and a TPU has one process."""
+    return job.small_proof and not any(map(importlib.util.find_spec, ("jax_plugins", "libtpu")))
+
+
 def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
     """The folder that the driver made for this job, or a new one for a script that was started by hand.
 
@@ -175,8 +181,8 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     state, cause, code = FAILED, "", 1
     try:
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
-        exclusive = contextlib.nullcontext() if "SLURM_JOB_ID" in os.environ else locked(results.device_lock, wait=True)
-        with exclusive:
+        alone = locked(results.device_lock, wait=True, shared=_may_share(job))
+        with contextlib.nullcontext() if "SLURM_JOB_ID" in os.environ else alone:
             if run.stored_status()["state"] == CANCELLED:  # while it waited
                 raise _Stopped(signal.SIGTERM.name)
             run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
