@@ -385,10 +385,10 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=1_110_845_440,
                     ),
                     "tiny": Size(
-                        model={"layers": (1, 1, 1, 1), "width": 8, "classes": 10},
+                        model={"layers": (1, 1), "width": 8, "classes": 10},
                         inputs=Images(3, 32, 32, classes=10),
                         batch_size=_everywhere(8),
-                        flops=8_307_968,
+                        flops=4_636_992,
                     ),
                 },
                 optimizer=SGD(learning_rate=0.001),

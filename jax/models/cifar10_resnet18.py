@@ -9,7 +9,7 @@ from flax import nnx
 from models._layers import BatchNorm, Conv, Linear
 
 
-def build(layers: tuple[int, int, int, int], width: int, classes: int) -> nnx.Module:
+def build(layers: tuple[int, ...], width: int, classes: int) -> nnx.Module:
     """``layers`` blocks per stage, ``width`` channels in the first; maps images (N, H, W, 3) to logits (N, classes).
 
     It has shapes but no weights until ``weights.load`` has set them.
@@ -34,22 +34,21 @@ class _BasicBlock(nnx.Module):
 
 
 class _ResNet(nnx.Module):
-    def __init__(self, layers: tuple[int, int, int, int], width: int, classes: int) -> None:
+    def __init__(self, layers: tuple[int, ...], width: int, classes: int) -> None:
         self.conv1, self.bn1 = Conv(3, width, 3), BatchNorm(width)
-        inputs, stages = width, []
-        for number, blocks in enumerate(layers):
-            outputs, stage = width * 2**number, []
+        inputs, self.stages = width, tuple(f"layer{number}" for number in range(1, len(layers) + 1))
+        for name, blocks in zip(self.stages, layers, strict=True):
+            stage = []
             for block in range(blocks):
-                stride = 2 if block == 0 and number > 0 else 1
-                stage.append(_BasicBlock(inputs, outputs, stride))
-                inputs = outputs
-            stages.append(nnx.List(stage))
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+                stride = 2 if block == 0 and name != "layer1" else 1
+                stage.append(_BasicBlock(inputs, inputs * stride, stride))
+                inputs *= stride
+            setattr(self, name, nnx.List(stage))
         self.fc = Linear(inputs, classes)
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         x = nnx.relu(self.bn1(self.conv1(x), train))
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            for block in stage:
+        for stage in self.stages:
+            for block in getattr(self, stage):
                 x = block(x, train)
         return self.fc(x.mean((1, 2)))

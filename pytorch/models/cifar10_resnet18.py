@@ -10,7 +10,7 @@ from torch.nn import functional
 from torchvision.models.resnet import BasicBlock
 
 
-def build(layers: tuple[int, int, int, int], width: int, classes: int) -> nn.Module:
+def build(layers: tuple[int, ...], width: int, classes: int) -> nn.Module:
     """``layers`` blocks per stage, ``width`` channels in the first; maps images (N, 3, H, W) to logits (N, classes).
 
     Its weights mean nothing until ``weights.load`` has set them.
@@ -27,17 +27,18 @@ def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential
 
 
 class _ResNet(nn.Module):
-    def __init__(self, layers: tuple[int, int, int, int], width: int, classes: int) -> None:
+    def __init__(self, layers: tuple[int, ...], width: int, classes: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.layer1 = _stage(width, width, layers[0], stride=1)
-        self.layer2 = _stage(width, 2 * width, layers[1], stride=2)
-        self.layer3 = _stage(2 * width, 4 * width, layers[2], stride=2)
-        self.layer4 = _stage(4 * width, 8 * width, layers[3], stride=2)
-        self.fc = nn.Linear(8 * width, classes)
+        self.stages = tuple(f"layer{number}" for number in range(1, len(layers) + 1))
+        for name, blocks in zip(self.stages, layers, strict=True):
+            stride = 1 if name == "layer1" else 2
+            setattr(self, name, _stage(width, stride * width, blocks, stride))
+            width *= stride
+        self.fc = nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.relu(self.bn1(self.conv1(x)))
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = stage(x)
+        for stage in self.stages:
+            x = getattr(self, stage)(x)
         return self.fc(x.mean((2, 3)))
