@@ -31,7 +31,7 @@ PRECISIONS_ON_A_CPU = ["float64", "fp32", "bf16", "fp16"]
 
 
 # What 'make test' proves: it has images, batch norms, all that a proof can have. The others are for 'make test-full'.
-OFTEN = "mobilenet_v3_small"
+OFTEN = "cifar10_resnet18"
 
 
 @pytest.mark.parametrize(

@@ -451,6 +451,7 @@ results.merge(wait=False)
 """
 
 
+@pytest.mark.full
 def test_a_hundred_runs_that_end_in_the_same_seconds_are_a_hundred_rows(site: Site) -> None:
     """Each job is a real one and writes its run as a job does; only what it measures is left out."""
     (site.folder / "finishing.py").write_text(FINISHING)
