@@ -24,6 +24,7 @@ from duel.results import Results, Run
 SMOKE = ("--preset", "smoke", "--device", "cpu")
 
 
+@pytest.mark.full
 def test_training_on_two_devices_has_a_row_for_one_and_one_for_both(main: Main, checkout: Path) -> None:
     nobody = "http://127.0.0.1:9"  # a proxy, which gRPC would ask for 127.0.0.1
     said = main("--benchmark", "cifar10", "--use_case", "train_multi", *SMOKE, "--wait", http_proxy=nobody)

@@ -80,15 +80,15 @@ def test_both_sides_compute_the_same_at_full_size(main: Main, benchmark: str) ->
 
 
 def test_validate_fails_and_says_where_and_what(main: Main, checkout: Path) -> None:
-    path = checkout / "jax" / "models" / "mnist.py"
-    path.write_text(path.read_text().replace("x.transpose(0, 3, 1, 2)", "x"))
-    said = main("validate", "--benchmark", "mnist")
+    path = checkout / "jax" / "models" / "gcn.py"
+    path.write_text(path.read_text().replace("x = nnx.relu(self.conv1(x, *edges))", "x = self.conv1(x, *edges)"))
+    said = main("validate", "--benchmark", "gcn")
     assert said.returncode == 1
-    assert "    float64 layers fc1: error" in said.stdout
+    assert "    float64 layers conv2: error" in said.stdout
     assert "FAILED" in said.stdout
-    found = json.loads((checkout / "results" / "parity" / "mnist-tiny-cpu.json").read_text())
+    found = json.loads((checkout / "results" / "parity" / "gcn-tiny-cpu.json").read_text())
     assert not found["passed"]
-    assert found["failures"][0].startswith("float64 layers fc1")
+    assert found["failures"][0].startswith("float64 layers conv2")
 
 
 def test_where_a_side_dies_its_error_is_said_and_there_is_no_certificate(main: Main, checkout: Path) -> None:
