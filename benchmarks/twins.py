@@ -199,18 +199,19 @@ def jax_loops(benchmark: Any, training: Any, twin: Any, modes: list[str], folder
         return _stepping(training, steps)
 
     optimizer = twin._optimizer(benchmark.optimizer)
+    twins = {"evaluation": twin_evaluation, "training": twin_training}
+    publics = {"evaluation": _public_evaluation, "training": _public_training}
     for name, build in PUBLIC[benchmark.name].items():
         try:
             public = build(folder)
-            ours, theirs = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (parameters, public.parameters))
-            assert ours == theirs, f"another network: {theirs} parameters, the twin has {ours}"
-            for mode in modes:
-                loop = (_public_evaluation if mode == "evaluation" else _public_training)(
-                    public, batches, optimizer, jax, optax
-                )
-                yield Loops(name, mode, {"evaluation": twin_evaluation, "training": twin_training}[mode], loop)
+            loops = {mode: publics[mode](public, batches, optimizer, jax, optax) for mode in modes}
         except Exception as error:  # whatever another's code raises is the reason that it cannot run
             yield f"{name} does not run here: {type(error).__name__}: {error}"
+            continue
+        ours, theirs = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (parameters, public.parameters))
+        assert ours == theirs, f"{name} is another network: {theirs} parameters, the twin has {ours}"
+        for mode, loop in loops.items():
+            yield Loops(name, mode, twins[mode], loop)
 
 
 def _public_evaluation(public: Public, batches: Any, optimizer: Any, jax: Any, optax: Any) -> Loop:
