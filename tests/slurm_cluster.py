@@ -319,11 +319,15 @@ def _answers(port: int) -> bool:
 
 
 def _children(parent: int) -> list[int]:
-    """The children of this process that still run."""
+    """The children of this process that still run.
+
+    One whose first thread is dead still runs while it has others (slurmstepd has), and keeps its own children so long.
+    """
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended meanwhile
-            state, its_parent = stat.read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if int(its_parent) == parent and state not in "ZX":
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()  # from the third of proc(5) on
+            state, its_parent, threads = fields[0], int(fields[1]), int(fields[17])
+            if its_parent == parent and (state not in "ZX" or threads > 1):
                 found.append(int(stat.parent.name))
     return found
