@@ -179,34 +179,35 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     sink: WandbSink | None = None
     team: _Team | None = None
     state, cause, code = FAILED, "", 1
+    alone = contextlib.ExitStack()
     try:
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
-        alone = locked(results.device_lock, wait=True, shared=_may_share(job))
-        with contextlib.nullcontext() if "SLURM_JOB_ID" in os.environ else alone:
-            if run.stored_status()["state"] == CANCELLED:  # while it waited
-                raise _Stopped(signal.SIGTERM.name)
-            run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
-            common = _common_columns(script) | {"group": _group(run)}
-            rows = [row.replace(**common) for row in run.rows()]
-            for row in rows:
-                run.write_row(row)
-            if place.size != (1 if spawn else job.ranks):
-                raise UserError(
-                    f"{job.ranks} tasks are valid, one for each device of the job; the target starts {place.size} "
-                    "(--ntasks, --ntasks-per-node)"
-                )
-            if job.use_case != VALIDATE:  # a proof has no curves to watch
-                sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
-                run.write_status(wandb=sink.note)
-                print(sink.note, flush=True)
-            reader = MetricsReader(run.metrics)
-            options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
-            team = _Team(run, job.ranks, results, commands, options, spawn)
-            lost: set[int | None] = set()  # points of which no ratio can be made any more
-            for row in rows:
-                again = AGAIN if job.framework == PAIRED and row.point not in lost else 0
-                if not _run_row(run, row, team, reader, sink, again):
-                    lost.add(row.point)
+        if "SLURM_JOB_ID" not in os.environ:
+            alone.enter_context(locked(results.device_lock, wait=True, shared=_may_share(job)))
+        if run.stored_status()["state"] == CANCELLED:  # while it waited
+            raise _Stopped(signal.SIGTERM.name)
+        run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
+        common = _common_columns(script) | {"group": _group(run)}
+        rows = [row.replace(**common) for row in run.rows()]
+        for row in rows:
+            run.write_row(row)
+        if place.size != (1 if spawn else job.ranks):
+            raise UserError(
+                f"{job.ranks} tasks are valid, one for each device of the job; the target starts {place.size} "
+                "(--ntasks, --ntasks-per-node)"
+            )
+        if job.use_case != VALIDATE:  # a proof has no curves to watch
+            sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
+            run.write_status(wandb=sink.note)
+            print(sink.note, flush=True)
+        reader = MetricsReader(run.metrics)
+        options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
+        team = _Team(run, job.ranks, results, commands, options, spawn)
+        lost: set[int | None] = set()  # points of which no ratio can be made any more
+        for row in rows:
+            again = AGAIN if job.framework == PAIRED and row.point not in lost else 0
+            if not _run_row(run, row, team, reader, sink, again):
+                lost.add(row.point)
         state, cause, code = _verdict(run.rows())
     except UserError as error:
         cause, code = f"input: {error}", USER_ERROR
@@ -226,6 +227,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         if team is not None:
             team.close()
         run.settle(state=state, cause=cause, exit_code=code)
+        alone.close()  # not before: processes of an ended row would run into the next run's
         try:
             rows = [row for row in results.merge(wait=False) if row.run_id == run.id]
         except UserError as error:  # the row is safe in its own file; whoever merges next says so again
