@@ -418,7 +418,7 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
         shutil.rmtree(site.results.folder / "runs")
 
     interrupted = 0
-    for seed in range(20):
+    for seed in range(10):
         submit_ten(random.Random(seed))
         if site.results.intent.exists():
             interrupted += 1
@@ -426,7 +426,7 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
             submit_ten()
         check(whole=True)
         clear()
-    assert interrupted >= 10, "the kills came too late to show anything"
+    assert interrupted >= 5, "the kills came too late to show anything"
 
 
 FINISHING = """
