@@ -28,6 +28,7 @@ MOST_LETTERS = 60
 RENDERED, EDITED = "rendered", "edited by hand"
 CURVE = ("loss_first", "loss_last", "loss_steps", "accuracy")
 LATENCY = tuple(column for column in COLUMNS if column.startswith("latency_"))
+PASSES = ("forward_seconds", "gradient_seconds")
 SCALED = ("scaling_efficiency", "collective_seconds")
 _SEAL = "# sha256 of the other lines: "
 
@@ -133,7 +134,7 @@ class Job:
         missing = {"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {}
         module, many = USE_CASES[self.use_case].module, self.use_case in MANY
         if module != "training":
-            missing |= dict.fromkeys(CURVE, NOT_HERE)
+            missing |= dict.fromkeys((*CURVE, *PASSES), NOT_HERE)
         if module != "inference":
             missing |= dict.fromkeys(LATENCY, NOT_HERE)
         if module != "per_sample_gradients":

@@ -119,6 +119,10 @@ class Row:
     step_seconds_p95: float | None = column("95th percentile over blocks", "s")
     throughput: float | None = column("batch size / median step time; unit in throughput_unit")
     throughput_unit: str | None = column("unit of throughput")
+    forward_seconds: float | None = column(
+        "median over blocks of the loss alone, in training and with nothing kept for a backward pass", "s"
+    )
+    gradient_seconds: float | None = column("the same of forward and backward pass, without the optimizer", "s")
     latency_calls: int | None = column("calls that were synchronised one by one: the n of the latencies", "calls")
     latency_seconds_mean: float | None = column("mean over these calls", "s")
     latency_seconds_std: float | None = column("standard deviation over these calls (n - 1)", "s")

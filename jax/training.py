@@ -1,7 +1,7 @@
 """Training on one device: the whole optimizer step as one compiled program."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -49,6 +49,24 @@ class Training(Network):
     def loss(self, handle: Any) -> float:
         """The loss behind ``handle``."""
         return float(handle)
+
+    def passes(self) -> dict[str, Callable[[int], Any]]:
+        """Parts of ``step`` as programs of their own: each dispatches its part for batch ``index`` modulo the pool.
+
+        "forward" is the loss, of which nothing is kept for a backward pass; "gradient" has that pass, too. Both give
+        the running statistics, and leave all that the step knows as it is.
+        """
+
+        def alone(program: Any) -> Callable[[int], Any]:
+            compiled = self._compiled(program.trace(*self._state[:2], *self._batches[0]).lower())
+            return lambda index: compiled(*self._state[:2], *self._batches[index % len(self._batches)])
+
+        return {"forward": alone(jax.jit(self._loss_alone)), "gradient": alone(self._differentiate)}
+
+    def _loss_alone(self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array) -> tuple[jax.Array, Any]:
+        """(loss, new running statistics)."""
+        logits, changed = self._forward(parameters, statistics, inputs, train=True)
+        return self._loss(logits, labels), changed
 
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
         """What a step on batch ``index`` would see, without taking it.

@@ -1,7 +1,7 @@
 """Training: the optimizer step, operation by operation or with the forward and backward pass compiled."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -57,6 +57,31 @@ class Training(Network):
             handle = handle.clone()
             torch.distributed.all_reduce(handle)
         return float(handle)
+
+    def passes(self) -> dict[str, Callable[[int], Any]]:
+        """Parts of ``step`` on their own: each dispatches its part for batch ``index`` modulo the pool.
+
+        "forward" is the loss, of which nothing is kept for a backward pass; "gradient" has that pass, too. Both move
+        the running statistics and leave the weights.
+        """
+
+        def alone(run: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Callable[[int], Any]:
+            def dispatch(index: int) -> Any:
+                loss, _ = run(*self._batches[index % len(self._batches)], None)
+                if self._xla:
+                    self._xla.sync()
+                return loss
+
+            return dispatch
+
+        return {"forward": alone(self._loss_alone), "gradient": alone(self._backward)}
+
+    @torch.no_grad()
+    def _loss_alone(
+        self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, count: None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._switch(train=True)
+        return self._differentiable(inputs, labels, count)
 
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
         """What a step on batch ``index`` would see, without taking it.

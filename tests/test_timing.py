@@ -160,3 +160,16 @@ def test_the_latency_s_99th_percentile_needs_a_thousand_calls() -> None:
     expected = {"mean": 0.5005, "p50": 0.5005, "p95": 0.95005, "p99": 0.99001, "std": 0.28882}
     for figure, value in expected.items():
         assert enough[f"latency_seconds_{figure}"] == pytest.approx(value, rel=1e-4)
+
+
+@pytest.mark.parametrize(("seconds", "blocks"), [(0.001, 10), (0.7, 8), (9.0, 5)])
+def test_a_part_of_the_step_is_the_median_of_synchronised_blocks(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, blocks: int
+) -> None:
+    work = Steps(100.0)  # whose own step is not taken
+    part = Steps(seconds)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: part.now)
+    monkeypatch.setattr(work, "synchronize", part.synchronize)
+    assert timing.time_pass(work, part.step, 1) == pytest.approx(seconds)
+    assert part.synchronised == [0, *range(blocks)]  # the first block warms up
+    assert work.taken == []

@@ -1,9 +1,11 @@
-"""What each use case leaves in results.csv, end to end."""
+"""What each use case leaves in results.csv, end to end, and the parts of a training step."""
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Main, rows_of
+from conftest import ROOT, Main, clean_environment, interpreter, rows_of
 
 from duel.catalogue import FRAMEWORKS
 
@@ -46,3 +48,41 @@ def test_a_batch_size_that_fails_is_a_row_and_the_others_go_on(main: Main, check
         "",
         "input: batch size 2000 is larger than the 1437 training samples of sklearn-digits",
     }
+
+
+PASSES = """
+import json, pathlib, sys
+sys.path.insert(0, sys.argv[1])
+sys.path.append(".")
+import devices, network, training, weights
+from duel.catalogue import BENCHMARKS
+from duel.measure import batches, parameters
+from duel.measure.device import Setting
+
+device, benchmark = devices.select("cpu"), BENCHMARKS["cifar10_resnet18"]
+arrays = parameters.initialise(weights.shapes(network.build(benchmark, "tiny")), 0)
+pool = batches.pool(benchmark, "tiny", 4, 0, pathlib.Path())
+work = training.Training(Setting(benchmark, "tiny", "fp32", device), pool, arrays)
+work.compile()
+before = parameters.sha256({name: array for name, array in work.export().items() if "running" not in name})
+losses = [work.gradients(1)[0]]
+for name, dispatch in work.passes().items():
+    handle = dispatch(1 + len(pool.batches))
+    work.synchronize(handle)
+    while isinstance(handle, tuple):  # JAX gives all of a program's results
+        handle = handle[0]
+    losses.append(work.loss(handle))
+after = parameters.sha256({name: array for name, array in work.export().items() if "running" not in name})
+losses.append(work.loss(work.step(1)))
+print(json.dumps({"losses": losses, "the weights are": "the same" if before == after else "others"}))
+"""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_forward_and_backward_pass_on_their_own_are_those_of_the_step(framework: str) -> None:
+    command = [interpreter(framework), "-c", PASSES, framework]
+    said = subprocess.run(command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True)
+    found = json.loads(said.stdout)
+    assert len(found["losses"]) == 4
+    assert found["losses"] == pytest.approx([found["losses"][0]] * 4, rel=1e-5)
+    assert found["the weights are"] == "the same"

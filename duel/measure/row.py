@@ -35,6 +35,7 @@ from duel.catalogue import (
     UseCase,
 )
 from duel.errors import UserError
+from duel.job import PASSES
 from duel.measure import batches, canary, ceilings, parameters, parity, probes, timing
 from duel.measure.device import ALONE, Device, Setting, World
 from duel.measure.sinks import MetricsWriter
@@ -269,6 +270,13 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
         )
     proofs |= {"threads": (_threads(switches), f"affinity, {len(probes.usable_cpus())} CPUs")} | work.observed()
     row = row.replace(proofs=json.dumps(modes.in_force(switches, proofs)))
+    if trains:
+        if apart := preset.thorough and world.size == 1:
+            phase("measuring forward and backward pass")
+        passes = work.passes() if apart else {}
+        steps = blocks[-1].steps
+        times = {f"{name}_seconds": timing.time_pass(work, dispatch, steps) for name, dispatch in passes.items()}
+        row = row.replace(**times, missing=dict.fromkeys(PASSES, _unmeasured(world, preset)))
     if preset.thorough:
         phase("measuring ceilings and a warm start")
     row = _utilised(row, setting, watch, use_case, preset)

@@ -36,6 +36,8 @@ SHOWN = (
     "collective_seconds",
     "step_seconds_p50",
     "step_seconds_std",
+    "forward_seconds",
+    "gradient_seconds",
     "iterations",
     "blocks",
     "left_out_blocks",
@@ -80,10 +82,14 @@ UNITS = {
     "step_seconds_std": 1e3,
     "peak_memory_bytes": 2.0**-20,
     "collective_seconds": 1e3,
+    "forward_seconds": 1e3,
+    "gradient_seconds": 1e3,
 } | dict.fromkeys(LATENCIES, 1e3)
 NAMES = {
     "step_seconds_p50": "step time, median (ms)",
     "step_seconds_std": "step time, std (ms)",
+    "forward_seconds": "forward pass alone (ms)",
+    "gradient_seconds": "forward and backward (ms)",
     "compile_seconds": "compile time (s)",
     "first_step_seconds": "first step (s)",
     "peak_memory_bytes": "peak memory (MiB)",
