@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from duel.catalogue import FRAMEWORKS, VALIDATE
 from duel.errors import UserError
+from duel.modes import WATERFALL
 from duel.options import (
     add_options,
     add_selection,
@@ -107,6 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
                 check_use_cases(parser, args, args.use_case)
                 if args.paired and args.framework:
                     parser.error("--paired measures both frameworks; --framework is for the form of two scripts")
+                if args.mode == WATERFALL and not args.paired:
+                    parser.error(f"--mode {WATERFALL} is told by ratios, which --paired measures")
                 if VALIDATE in args.use_case:
                     parser.error("a validation is compared, too: 'main.py validate --benchmark NAME' does both")
                 return submit(args, results)
@@ -155,7 +158,7 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
 
     described = cluster.load(ROOT / "cluster.yaml")
     jobs = plan.jobs(args, described, results)
-    if len(args.benchmark) * len(args.use_case) > 1:
+    if len(args.benchmark) * len(args.use_case) > 1 or len({job.mode for job in jobs}) > 1:
         say(plan.table(jobs))
     target = described.targets[jobs[0].target]
     if args.dry_run:

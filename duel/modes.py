@@ -123,6 +123,7 @@ SWITCHES: tuple[Switch, ...] = (
 )
 
 DEFAULT, TUNED, COMPILE, OPACUS = "default", "tuned", "compile", "opacus"
+WATERFALL = "waterfall"  # no mode of a row, but those of several: see ``waterfall``
 MODES: Mapping[str, str] = MappingProxyType(
     {
         DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
@@ -249,6 +250,46 @@ def settings(
         if values[one.name] == ON and one.excludes and values.get(one.excludes) == ON:
             raise UserError(f"--mode {mode}: switches {one.name} and {one.excludes} exclude each other")
     return values
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A switch between ``DEFAULT`` and ``TUNED``: the modes (without it, with it) where it is turned on before all
+    others, and where it is turned off behind them."""
+
+    switch: str
+    first: tuple[str, str]
+    last: tuple[str, str]
+
+
+def waterfall(benchmark: str, use_case: int, precision: str, device_kind: str) -> list[Turn]:
+    """What leads from ``DEFAULT`` to ``TUNED``, a switch at a time.
+
+    One that needs another is turned on right behind that, and leaves with it.
+    """
+    turned: dict[str, tuple[str, str]] = {}
+    for framework in FRAMEWORKS:
+        here = (framework, benchmark, use_case, precision, device_kind)
+        default, tuned = settings(DEFAULT, *here), settings(TUNED, *here)
+        turned |= {name: (value, tuned[name]) for name, value in default.items() if tuned[name] != value}
+    needs = {one.name: one.needs for one in SWITCHES if one.name in turned and one.needs in turned}
+
+    def mode(name: str, switches: list[str], on: bool) -> str:
+        values = ((switch, turned[switch][on]) for switch in switches)
+        return name + "".join({ON: f"+{s}", OFF: f"-{s}"}.get(value, f"+{s}={value}") for s, value in values)
+
+    turns = []
+    for switch in turned:
+        before = [needs[switch]] if switch in needs else []
+        leaves = [switch, *(other for other in needs if needs[other] == switch)]
+        first = mode(DEFAULT, before, True), mode(DEFAULT, [*before, switch], True)
+        turns.append(Turn(switch, first, (mode(TUNED, leaves, False), TUNED)))
+    return turns
+
+
+def of_waterfall(turns: list[Turn]) -> list[str]:
+    """The modes that ``turns`` are told by, in the order in which they are measured."""
+    return list(dict.fromkeys([DEFAULT, *(mode for t in turns for mode in (*t.first, *t.last[:1])), TUNED]))
 
 
 def rung_precision(rung: int, precision: str) -> str:

@@ -190,13 +190,15 @@ def add_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
         "--devices", type=count, metavar="N", help="on each node, of these use cases (default: all that it has)"
     )
     words = "; ".join(f"{name}: {text}" for name, text in modes.MODES.items())
+    waterfall = f"{modes.WATERFALL}: all from default to tuned, a switch at a time, with --paired; " if several else ""
     parser.add_argument(
         "--mode",
-        type=mode,
+        type=lambda given: given if several and given == modes.WATERFALL else mode(given),
         default=modes.DEFAULT,
         metavar="NAME",
-        help=f"{words}; and from there switches, as in default+compile, tuned-channels_last, default+threads=1: "
-        f"{', '.join(dict.fromkeys(switch.name for switch in modes.SWITCHES))} (default: {modes.DEFAULT})",
+        help=f"{words}; {waterfall}and from there switches, as in default+compile, tuned-channels_last, "
+        f"default+threads=1: {', '.join(dict.fromkeys(switch.name for switch in modes.SWITCHES))} "
+        f"(default: {modes.DEFAULT})",
     )
     words = "; ".join(f"{name}: {text}" for name, text in SCALINGS.items())
     option("--scaling", tuple(SCALINGS), WEAK, f"what stays the same as devices are added, {words}")

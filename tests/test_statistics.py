@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from duel.report.statistics import Estimate, differs, estimate, noise_floor
+from duel.report.statistics import Estimate, change, differs, estimate, noise_floor
 
 SIMULATIONS = 4000
 RATIO = 1.2
@@ -61,6 +61,27 @@ def test_the_interval_is_student_s() -> None:
     assert found.n == 4
     assert (math.log(found.low), math.log(found.high)) == pytest.approx((0.2 - half, 0.2 + half))
     assert found.ratio == pytest.approx(math.exp(0.2))
+
+
+@pytest.mark.parametrize("pairs", [4, 10])
+def test_the_interval_of_a_change_covers_it_at_least_as_often_as_it_says(pairs: int) -> None:
+    generator = np.random.default_rng(300 + pairs)
+    covered = 0
+    for _ in range(SIMULATIONS):
+        before = np.log(processes(generator, pairs) / processes(generator, pairs))
+        after = np.log(RATIO * processes(generator, pairs) / processes(generator, pairs))
+        found = change(list(before), list(after))
+        covered += found.low <= RATIO <= found.high
+    assert 0.95 <= covered / SIMULATIONS < 1.0
+
+
+def test_a_change_has_both_standard_errors_and_the_fewer_degrees_of_freedom() -> None:
+    before, after = [0.1, 0.2, 0.3, 0.2], [0.5, 0.6, 0.55, 0.65, 0.7]
+    found = change(before, after)
+    half = 3.1824463 * math.sqrt(np.var(before, ddof=1) / 4 + np.var(after, ddof=1) / 5)
+    assert (math.log(found.low), math.log(found.high)) == pytest.approx((0.4 - half, 0.4 + half))
+    with pytest.raises(ValueError, match=r"1 ratios; at least two"):
+        change(before, [0.1])
 
 
 def test_one_pair_gives_no_interval() -> None:

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from duel import modes
-from duel.catalogue import FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
+from duel.catalogue import DEVICE_KINDS, FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch.cluster import Cluster, Target
@@ -39,7 +39,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 print(f"{benchmark}, use case {use_case}: left out, {error}", file=sys.stderr)
                 continue
             try:
-                modes.refuse(args.mode, benchmark, use_case)
+                chosen = _modes(args, target, benchmark, use_case)
             except UserError as error:
                 if len(args.benchmark) * len(args.use_case) == 1:
                     raise
@@ -52,13 +52,31 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                     *(framework, benchmark, use_case, args.preset, args.precision, args.device, name, nodes, devices),
                     weights=weights,
                     size=args.size,
-                    **options,
+                    **options | {"mode": mode},
                 )
+                for mode in chosen
                 for framework in frameworks
             ]
     if not planned:
         raise UserError(f"target {name!r} takes none of it: nothing is left to run")
     return planned
+
+
+def _modes(args: argparse.Namespace, target: Target, benchmark: str, use_case: int) -> list[str]:
+    """The mode that is asked for, or those of its waterfall. Raises UserError where it turns what is not there."""
+    if args.mode != modes.WATERFALL:
+        modes.refuse(args.mode, benchmark, use_case)
+        return [args.mode]
+    if not (kind := args.device or target.device):
+        raise UserError(
+            f"--mode {modes.WATERFALL}: which switches there are is a matter of the device: --device "
+            f"{'|'.join(DEVICE_KINDS)} is needed here, or targets.{args.target or '<name>'}.device in cluster.yaml"
+        )
+    turns = modes.waterfall(benchmark, use_case, args.precision, kind)
+    if not turns:
+        what = f"{USE_CASES[use_case].name} of {benchmark} on a {kind}"
+        raise UserError(f"--mode {modes.WATERFALL}: {modes.TUNED} turns no switch of {what}")
+    return modes.of_waterfall(turns)
 
 
 def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, int]:
@@ -86,18 +104,18 @@ def _check_batches(options: dict[str, Any], devices: int) -> None:
 
 
 def table(planned: list[Job]) -> str:
-    """What would be started, a line for each benchmark in each use case."""
-    pairs: dict[tuple[str, int], list[Job]] = {}
+    """What would be started, a line for each benchmark in each use case and mode."""
+    pairs: dict[tuple[str, int, str], list[Job]] = {}
     for job in planned:
-        pairs.setdefault((job.benchmark, job.use_case), []).append(job)
-    lines = [("benchmark", "use case", "frameworks", "devices", "rows")]
-    for (benchmark, use_case), sides in pairs.items():
+        pairs.setdefault((job.benchmark, job.use_case, job.mode), []).append(job)
+    lines = [("benchmark", "use case", "mode", "frameworks", "devices", "rows")]
+    for (benchmark, use_case, mode), sides in pairs.items():
         job = sides[0]
         devices = f"{job.nodes} x {job.devices_per_node}" if job.nodes > 1 else str(job.devices_per_node)
         rows = sum(len(side.rows()) for side in sides)
         names = ", ".join(name for side in sides for name in side.frameworks)
         names += " in turn" if job.framework == PAIRED else ""
-        lines.append((benchmark, f"{use_case} {USE_CASES[use_case].name}", names, devices, str(rows)))
+        lines.append((benchmark, f"{use_case} {USE_CASES[use_case].name}", mode, names, devices, str(rows)))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = "\n".join(
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

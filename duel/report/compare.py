@@ -8,7 +8,8 @@ import pandas as pd
 from duel.certificate import VERIFIED
 from duel.comparability import COMPARABLE
 from duel.record import FINISHED, NOT_HERE, Row
-from duel.report.pairs import outcomes
+from duel.report.pairs import Outcome, outcomes
+from duel.report.waterfall import waterfalls
 from duel.results import Results, Run
 
 SHOWN = (
@@ -202,14 +203,18 @@ def curve_remark(runs: list[Run]) -> list[str]:
 
 def report(runs: list[Run], results: Results) -> str:
     """What ``--wait`` ends with: the table, its remarks, and where everything lies."""
-    pairs: dict[tuple[str | None, int | None], dict[Run, list[Row]]] = {}
+    pairs: dict[tuple[str | None, int | None, str | None], dict[Run, list[Row]]] = {}
     for run in runs:
         rows = [results.with_parity(row) for row in run.rows()]
-        pairs.setdefault((rows[0].benchmark, rows[0].use_case), {})[run] = rows
-    lines = []
+        pairs.setdefault((rows[0].benchmark, rows[0].use_case, rows[0].mode), {})[run] = rows
+    lines: list[str] = []
+    found: list[Outcome] = []
     for sides in pairs.values():
         rows = [row for side in sides.values() for row in side]
         lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(rows)]
+        found += outcomes(rows)
+    if told := waterfalls(found):
+        lines += ["", *told]
     lines += ["", f"CSV          {os.path.relpath(results.csv)}"]
     for run in runs:
         lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")

@@ -78,8 +78,12 @@ def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
         count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
         why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
         return Outcome(pairs, None, None, why)
-    logs = [math.log((one.throughput or math.nan) / (other.throughput or math.nan)) for one, other in pairs]
-    return Outcome(pairs, estimate(logs), noise_floor(_same_side(pairs)), "", _break_even(pairs))
+    return Outcome(pairs, estimate(logs(pairs)), noise_floor(_same_side(pairs)), "", _break_even(pairs))
+
+
+def logs(pairs: list[tuple[Row, Row]]) -> list[float]:
+    """Of each pair's ratio."""
+    return [math.log((one.throughput or math.nan) / (other.throughput or math.nan)) for one, other in pairs]
 
 
 def _changed(pairs: list[tuple[Row, Row]]) -> list[str]:
@@ -113,11 +117,11 @@ def _same_side(pairs: list[tuple[Row, Row]]) -> list[float]:
 
     As many as there are pairs, half of them of each side.
     """
-    logs = []
+    found = []
     for side in zip(*pairs, strict=True):
         numbers = [row.throughput or math.nan for row in side]
-        logs += [math.log(a / b) for a, b in zip(numbers[::2], numbers[1::2], strict=False)]
-    return logs
+        found += [math.log(a / b) for a, b in zip(numbers[::2], numbers[1::2], strict=False)]
+    return found
 
 
 def _break_even(pairs: list[tuple[Row, Row]]) -> float | None:

@@ -18,8 +18,10 @@ from duel import certificate
 from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS, USE_CASES
 from duel.comparability import NOT_COMPARABLE, judged
 from duel.errors import UserError
+from duel.modes import MODES
 from duel.record import FINISHED, Row
 from duel.report.pairs import Outcome, outcomes, over_benchmarks
+from duel.report.waterfall import waterfalls
 from duel.results import Results, read_rows, write_rows
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -139,7 +141,7 @@ def summaries(results: Results) -> str:
 def summary(rows: list[Row], name: str) -> str:
     """The rows of the folder ``name`` as a short Markdown table: JAX / PyTorch, a line a point, a column a mode."""
     found = outcomes(rows)
-    modes = sorted({str(outcome.pairs[0][0].mode) for outcome in found})
+    modes = sorted({str(outcome.pairs[0][0].mode) for outcome in found} & set(MODES))
     lines: dict[str, dict[str, str]] = {}
     for outcome in found:
         lines.setdefault(" | ".join(_what(outcome)), {})[str(outcome.pairs[0][0].mode)] = _short(outcome)
@@ -169,6 +171,7 @@ def table(rows: list[Row]) -> str:
             "|---|---|---|---|---|---|---|---|---|",
             *(_line(outcome) for outcome in found),
             *_means(found),
+            *_fenced(waterfalls(found)),
             "",
         ]
     )
@@ -190,6 +193,10 @@ def _means(found: list[Outcome]) -> list[str]:
         for name, mean in over_benchmarks(found).items()
     ]
     return ["", "Geometric means of JAX / PyTorch over benchmarks:", "", *means] if means else []
+
+
+def _fenced(lines: list[str]) -> list[str]:
+    return ["", "```", *lines, "```"] if lines else []
 
 
 def _what(outcome: Outcome) -> list[str]:

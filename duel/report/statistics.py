@@ -36,6 +36,21 @@ def estimate(logs: Sequence[float]) -> Estimate:
     return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
 
 
+def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    """By what factor a ratio has changed, of its logarithms ``before`` and ``after``, which do not come in pairs.
+
+    Of the standard errors of both, with the fewer degrees of freedom: the interval is rather too wide than too narrow.
+    Raises ValueError for fewer than two of either.
+    """
+    fewest = min(len(before), len(after))
+    if fewest < 2:
+        raise ValueError(f"{fewest} ratios; at least two are needed for an interval")
+    mean = statistics.fmean(after) - statistics.fmean(before)
+    error = math.sqrt(sum(statistics.variance(logs) / len(logs) for logs in (before, after)))
+    half = _quantile(fewest - 1) * error
+    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), fewest)
+
+
 @functools.cache
 def _quantile(freedom: int) -> float:
     """Student's, for a two-sided interval with so many degrees of freedom."""

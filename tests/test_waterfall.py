@@ -1,0 +1,116 @@
+"""The waterfall: which modes it is measured in, and what the ratios of those come to."""
+
+import dataclasses
+
+import pytest
+from conftest import Main
+from test_comparability import sides
+
+from duel import modes
+from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, USE_CASES
+from duel.record import Row
+from duel.report.pairs import outcomes
+from duel.report.waterfall import waterfalls
+
+CPU = [
+    "default",
+    *("default+compile", "tuned-compile"),
+    *("default+channels_last", "tuned-channels_last"),
+    *("default+fused_optimizer", "tuned-fused_optimizer"),
+    "tuned",
+]
+
+
+def measured(ratios: dict[str, float]) -> list[Row]:
+    """Four pairs of ResNet-50 on a CPU in each mode, JAX so many times as fast as PyTorch, give or take a percent."""
+    rows = []
+    for mode, ratio in ratios.items():
+        change = {"benchmark": "resnet50", "device_kind": "cpu", "mode": mode, "group": mode, "run_id": mode}
+        near = sides([ratio, 1.01 * ratio, 0.99 * ratio, ratio])
+        rows += [dataclasses.replace(row, **change) for row in near]
+    return rows
+
+
+def told(ratios: dict[str, float]) -> list[str]:
+    return waterfalls(outcomes(measured(ratios)))
+
+
+def test_each_switch_is_turned_on_before_all_others_and_off_behind_them() -> None:
+    assert modes.of_waterfall(modes.waterfall("resnet50", 1, "fp32", "cpu")) == CPU
+    assert modes.of_waterfall(modes.waterfall("gpt2", 5, "fp32", "cpu")) == [
+        *("default", "default+compile", "tuned-compile", "tuned")
+    ]
+
+
+def test_a_switch_that_needs_another_is_turned_on_behind_it_and_leaves_with_it() -> None:
+    found = {turn.switch: turn for turn in modes.waterfall("gpt2", 1, "bf16", "gpu")}
+    assert set(found) == {"compile", "fused_optimizer", "cudnn_benchmark", "cuda_graphs", "attention", "latency_hiding"}
+    assert found["cuda_graphs"].first == ("default+compile", "default+compile+cuda_graphs")
+    assert found["cuda_graphs"].last == ("tuned-cuda_graphs", "tuned")
+    assert found["compile"].last == ("tuned-compile-cuda_graphs", "tuned")
+    assert found["attention"].first == ("default", "default+attention=cudnn")
+    assert found["attention"].last == ("tuned+attention=framework", "tuned")
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("kind", DEVICE_KINDS)
+def test_each_mode_of_a_waterfall_is_one_that_both_sides_take(benchmark: str, kind: str) -> None:
+    for number in (number for number in USE_CASES if number):
+        for precision in PRECISIONS:
+            for mode in modes.of_waterfall(modes.waterfall(benchmark, number, precision, kind)):
+                for framework in ("jax", "pytorch"):
+                    assert modes.settings(modes.check(mode), framework, benchmark, number, precision, kind)
+
+
+def test_the_shares_add_up_and_what_switches_do_together_is_left_over() -> None:
+    """From 0.5 to 2, fourfold: compile alone doubles it, and with the others it is worth 2.83."""
+    ratios = dict(zip(CPU, (0.5, 1.0, 2 / 8**0.5, 0.5, 2.0, 0.5, 2.0, 2.0), strict=True))
+    whole, first, last = told(ratios)
+    assert whole.startswith("waterfall of resnet50, full, 64: JAX / PyTorch from 0.500 to 2.000, x 4.000 [3.9")
+    assert "each turned on first: compile x 2.000 [1.9" in first
+    assert "] (50 %); channels_last x 1.000 [0.9" in first
+    assert first.endswith("left over x 2.000 (50 %)")
+    assert "each turned off last: compile x 2.828 [2.7" in last
+    assert last.endswith("] (0 %); left over x 1.414 (25 %)")
+
+
+def test_where_both_ends_are_alike_there_are_no_shares() -> None:
+    lines = told(dict.fromkeys(CPU, 1.2))
+    assert len(lines) == 3
+    assert "%" not in "".join(lines)
+
+
+def test_a_waterfall_that_is_not_whole_says_what_is_missing() -> None:
+    ratios = dict.fromkeys(CPU, 1.2)
+    rows = [row for row in measured(ratios) if row.mode != "tuned-compile"]
+    point = "no waterfall of resnet50, full, 64"
+    assert waterfalls(outcomes(rows)) == [f"{point}: nothing was measured in mode tuned-compile"]
+    rows = [dataclasses.replace(row, steady=row.mode != "tuned") for row in measured(ratios)]
+    (said,) = waterfalls(outcomes(rows))
+    assert said.startswith(f"{point}: mode tuned: NOT COMPARABLE: steady (")
+
+
+def test_the_ends_alone_are_none() -> None:
+    assert told({"default": 1.0, "tuned": 1.2}) == []
+
+
+def test_one_command_plans_all_its_modes(main: Main) -> None:
+    asked = ("--benchmark", "resnet50", "--use_case", "1", "--mode", "waterfall")
+    said = main(*asked, "--paired", "--device", "cpu", "--dry_run")
+    assert said.returncode == 0, said.stderr
+    assert [line.split()[3] for line in said.stdout.splitlines() if line.startswith("resnet50 ")] == CPU
+    assert "64 rows by 8 scripts" in said.stdout
+    assert "paired_resnet50_1_default_with_compile_cpu.sh" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--device", "cpu"], "--mode waterfall is told by ratios, which --paired measures"),
+        (["--paired"], "which switches there are is a matter of the device: --device cpu|gpu|tpu|mps is needed here"),
+        (["--paired", "--device", "tpu"], "waterfall: tuned turns no switch of train_single of resnet50 on a tpu"),
+    ],
+)
+def test_what_a_waterfall_needs_is_said(main: Main, more: list[str], words: str) -> None:
+    said = main("--benchmark", "resnet50", "--use_case", "1", "--mode", "waterfall", *more, "--dry_run")
+    assert (said.returncode, words in said.stderr, "Traceback" in said.stderr) == (2, True, False)
