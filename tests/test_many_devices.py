@@ -305,9 +305,9 @@ def test_the_plan_comes_first(main: Main, checkout: Path) -> None:
     plan, _, _ = said.stdout.partition("\n# slurm_scripts/")
     lines = [line.split("  ") for line in plan.splitlines()]
     assert [[word.strip() for word in line if word] for line in lines] == [
-        ["benchmark", "use case", "frameworks", "devices", "rows"],
+        ["benchmark", "use case", "mode", "frameworks", "devices", "rows"],
         *(
-            [benchmark, use_case, "jax, pytorch", devices, rows]
+            [benchmark, use_case, "default", "jax, pytorch", devices, rows]
             for benchmark in ("mnist", "graphnet")
             for use_case, devices, rows in (
                 ("1 train_single", "1", "2"),
