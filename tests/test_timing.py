@@ -4,11 +4,15 @@ import dataclasses
 import random
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from duel.catalogue import PRESETS, Preset
+from duel.measure import row as measuring
 from duel.measure import timing
+from duel.measure.watch import Conditions
+from duel.record import Row
 
 
 class Steps:
@@ -162,14 +166,42 @@ def test_the_latency_s_99th_percentile_needs_a_thousand_calls() -> None:
         assert enough[f"latency_seconds_{figure}"] == pytest.approx(value, rel=1e-4)
 
 
-@pytest.mark.parametrize(("seconds", "blocks"), [(0.001, 10), (0.7, 8), (9.0, 5)])
-def test_a_part_of_the_step_is_the_median_of_synchronised_blocks(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, blocks: int
+class Disturbed(Steps):
+    """Work with one part, "forward", whose first blocks behind the warm-up are disturbed: they take ten times as long.
+
+    It is its own watch.
+    """
+
+    def __init__(self, seconds: float, disturbed: int) -> None:
+        super().__init__(seconds)
+        self.disturbed = range(1, 1 + disturbed)
+
+    def passes(self) -> dict[str, Callable[[int], int]]:
+        return {"forward": self.step}
+
+    def synchronize(self, handle: int) -> None:
+        self.pending *= 10 if len(self.synchronised) in self.disturbed else 1
+        super().synchronize(handle)
+
+    def block(self) -> Conditions:
+        return Conditions(foreign_load=0.5 if len(self.synchronised) - 1 in self.disturbed else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "blocks", "disturbed"), [(0.001, 10, 0), (0.4, 7, 0), (9.0, 5, 0), (0.001, 10, 3), (9.0, 5, 2)]
+)
+def test_a_part_of_the_step_is_the_median_of_its_undisturbed_blocks(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, blocks: int, disturbed: int
 ) -> None:
-    work = Steps(100.0)  # whose own step is not taken
-    part = Steps(seconds)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: part.now)
-    monkeypatch.setattr(work, "synchronize", part.synchronize)
-    assert timing.time_pass(work, part.step, 1) == pytest.approx(seconds)
-    assert part.synchronised == [0, *range(blocks)]  # the first block warms up
-    assert work.taken == []
+    work, said = Disturbed(seconds, disturbed), dict[str, Any]()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
+    row = Row(run_id="r", row=3, missing={"forward_seconds": "not yet"})
+    row = measuring._passes(row, work, work, PRESETS["standard"], 2, lambda event, **found: said.update({event: found}))
+    times = [10 * seconds] * disturbed + [seconds] * (blocks - disturbed)
+    forward = {"step_seconds": pytest.approx(times), "left_out": list(range(disturbed))}
+    assert said == {"passes": {"row": 3, "steps": 2, "forward": forward}}
+    if disturbed == 2:  # of five, more than 30 %
+        why = "2 of 5 blocks are left out: 2 other processes on the CPUs"
+        assert (row.forward_seconds, row.missing) == (None, {"forward_seconds": why})
+    else:
+        assert (row.forward_seconds, row.missing) == (pytest.approx(seconds), {})

@@ -12,15 +12,17 @@ import json
 import math
 import re
 import signal
+import statistics
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from duel import certificate, modes
+from duel import certificate, comparability, modes
 from duel.catalogue import (
     BENCHMARKS,
     INFERENCE,
@@ -57,6 +59,7 @@ Emit = Callable[..., None]
 # environment cuts them up, which nobody here could try; MPS has one device.
 TOGETHER = ("cpu", "gpu")
 AMPERE = 8.0  # the first compute capability with TF32 and bfloat16
+PASS_BLOCKS, PASS_SECONDS = 10, 5.0  # of a part of the step; where it is slow, as many as fit
 REPEATED = 10  # steps that must give the same bits again, where they are asked to be deterministic
 
 
@@ -270,13 +273,11 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
         )
     proofs |= {"threads": (_threads(switches), f"affinity, {len(probes.usable_cpus())} CPUs")} | work.observed()
     row = row.replace(proofs=json.dumps(modes.in_force(switches, proofs)))
-    if trains:
-        if apart := preset.thorough and world.size == 1:
-            phase("measuring forward and backward pass")
-        passes = work.passes() if apart else {}
-        steps = blocks[-1].steps
-        times = {f"{name}_seconds": timing.time_pass(work, dispatch, steps) for name, dispatch in passes.items()}
-        row = row.replace(**times, missing=dict.fromkeys(PASSES, _unmeasured(world, preset)))
+    if trains and preset.thorough and world.size == 1:
+        phase("measuring forward and backward pass")
+        row = _passes(row, work, watch, preset, blocks[-1].steps, emit)
+    elif trains:
+        row = row.replace(missing=dict.fromkeys(PASSES, _unmeasured(world, preset)))
     if preset.thorough:
         phase("measuring ceilings and a warm start")
     row = _utilised(row, setting, watch, use_case, preset)
@@ -382,6 +383,32 @@ def _timed(
     figures["iterations"] = sum(block.steps for block in blocks)
     row = row.replace(left_out_blocks=len(without), left_out=why or None, missing={"left_out": "none is"}, **figures)
     return row, blocks
+
+
+def _passes(row: Row, work: Any, watch: Watch, preset: Preset, steps: int, emit: Emit) -> Row:
+    """``row`` with the time of each part of its step, under the rules that the step's own blocks are kept by."""
+    few = dataclasses.replace(preset, iterations=0, blocks=PASS_BLOCKS, max_seconds=PASS_SECONDS)
+    samples: dict[str, Any] = {}
+    for part, dispatch in work.passes().items():
+        alone = types.SimpleNamespace(step=dispatch, synchronize=work.synchronize, agree=work.agree)
+        timing.time_block(alone, 0, 1)  # what is compiled lazily is compiled here
+        seconds: list[float] = []
+        conditions: list[Conditions] = []
+        watch.block()
+        for block, handle in timing.time_blocks(alone, few, 0, steps):
+            del handle
+            seconds.append(block.seconds / steps)
+            conditions.append(watch.block())
+        without, why = left_out(conditions)
+        samples[part] = {"step_seconds": seconds, "left_out": without}
+        kept = [each for place, each in enumerate(seconds) if place not in without]
+        enough = len(without) <= comparability.LEFT_OUT * len(seconds)
+        name, found = f"{part}_seconds", statistics.median(kept) if enough else None
+        row = row.replace(
+            **{name: found}, missing={name: f"{len(without)} of {len(seconds)} blocks are left out: {why}"}
+        )
+    emit("passes", row=row.row, steps=steps, **samples)
+    return row
 
 
 def _utilised(row: Row, setting: Setting, watch: Watch, use_case: UseCase, preset: Preset) -> Row:

@@ -8,7 +8,6 @@ import itertools
 import math
 import statistics
 import time
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +17,6 @@ from duel.catalogue import Preset
 FEWEST = 5  # blocks, or calls, however long they take
 WINDOW, DRIFT = 10, 0.01  # blocks that must be steady, and what is no drift
 COLLECTIVES = 20  # that the time of one is the median of
-PASS_BLOCKS, PASS_SECONDS = 10, 5.0  # that the time of a part of the step is the median of, and when there are fewer
 P99_CALLS = 1000  # fewer leave the 99th percentile to a handful of calls
 
 
@@ -133,17 +131,6 @@ def time_calls(work: Work, preset: Preset, first_step: int) -> list[float]:
     while len(calls) < FEWEST or (len(calls) < preset.calls and time.perf_counter() - start < preset.max_seconds):
         calls.append(time_block(work, first_step + len(calls), 1)[0])
     return calls
-
-
-def time_pass(work: Work, dispatch: Callable[[int], Any], steps: int) -> float:
-    """Median seconds of ``dispatch``, a part of ``work``'s step, over blocks of ``steps`` of them."""
-    alone = types.SimpleNamespace(step=dispatch, synchronize=work.synchronize)
-    time_block(alone, 0, 1)  # what is compiled lazily is compiled here
-    blocks: list[float] = []
-    start = time.perf_counter()
-    while len(blocks) < FEWEST or (len(blocks) < PASS_BLOCKS and time.perf_counter() - start < PASS_SECONDS):
-        blocks.append(time_block(alone, len(blocks) * steps, steps)[0] / steps)
-    return statistics.median(blocks)
 
 
 def time_collective(work: Work) -> float:

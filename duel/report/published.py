@@ -115,7 +115,7 @@ def _samples(events: list[dict[str, Any]], number: int) -> dict[str, Any]:
     kept = {
         event["event"]: {name: value for name, value in event.items() if name not in ("event", "row", "time")}
         for event in mine
-        if event["event"] in ("settling", "calls")
+        if event["event"] in ("settling", "calls", "passes")
     }
     blocks = [event for event in mine if event["event"] == "block"]
     names = dict.fromkeys(name for event in blocks for name in event if name not in ("event", "row"))
@@ -139,9 +139,12 @@ def summaries(results: Results) -> str:
 
 
 def summary(rows: list[Row], name: str) -> str:
-    """The rows of the folder ``name`` as a short Markdown table: JAX / PyTorch, a line a point, a column a mode."""
-    found = outcomes(rows)
-    modes = sorted({str(outcome.pairs[0][0].mode) for outcome in found} & set(MODES))
+    """The rows of the folder ``name`` as a short Markdown table: JAX / PyTorch, a line a point, a column a mode.
+
+    Modes with a name of their own alone: there is no end to those with single switches.
+    """
+    found = [outcome for outcome in outcomes(rows) if outcome.pairs[0][0].mode in MODES]
+    modes = sorted({str(outcome.pairs[0][0].mode) for outcome in found})
     lines: dict[str, dict[str, str]] = {}
     for outcome in found:
         lines.setdefault(" | ".join(_what(outcome)), {})[str(outcome.pairs[0][0].mode)] = _short(outcome)
