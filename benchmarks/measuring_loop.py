@@ -6,11 +6,12 @@
     .venv/jax/bin/python benchmarks/measuring_loop.py jax 1 probes
 
 The number is the use case, 1 to 5; for 2 and 4 there are two processes with half of the cores each. Blocks of both
-loops alternate in the order A B B A over the same model, batches and compiled step in one process. The ratio is
-exp(20 % trimmed mean of the pairs' log ratios) with its 95 % interval (Tukey and McLaughlin 1963, by scipy): a shared
-machine hits one block of a pair now and then, and such tails make a plain mean's interval wider by half. There are
-pairs until the interval is narrow enough, which takes some minutes: blocks of two processes that wait for each other
-vary most. The upper bound must be at most 1.01 on a step of at least 5 ms. Exit code 1 if it is not.
+loops alternate in the order A B B A over the same model, batches and compiled step in one process, whose ratio is
+exp(20 % trimmed mean of the pairs' log ratios): a shared machine hits one block of a pair now and then. Which of the
+loops is favoured, by where its memory happens to lie, differs from process to process (by a percent of PyTorch's
+per-sample gradients on two), however many pairs each takes. So there are ten processes, one after the other, and the
+95 % interval is that of their mean. Its upper bound must be at most 1.01 on a step of at least 5 ms. Exit code 1 if it
+is not.
 
 With "probes" what happens between blocks is counted, too: conditions are asked for and written down, on blocks as long
 as those that are measured. Then the bound is 1.02.
@@ -18,6 +19,7 @@ as those that are measured. Then the bound is 1.02.
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -33,11 +35,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Short blocks and many pairs: a shared machine disturbs for longer than a pair lasts. As many pairs as an interval of
-# such a half width needs; when to end depends on how wide it is, not on where it lies.
-BLOCK_SECONDS, FEWEST_PAIRS, MOST_PAIRS = 0.05, 500, 10000
-PROBED_SECONDS, FEWEST_PROBED = 0.2, 100  # as presets have them
-HALF_WIDTH = {1: 0.0025, 2: 0.003}  # by processes
+PROCESSES = 10
+# Short blocks and many pairs: a shared machine disturbs for longer than a pair lasts.
+BLOCK_SECONDS, PAIRS = 0.05, 400
+PROBED_SECONDS, PROBED_PAIRS = 0.2, 100  # as presets have them
 TRIMMED = 0.2  # of the pairs on either side
 BENCHMARK, PRODUCT = "mnist", "clipped_sum"
 BATCH_SIZES = {1: 96, 2: 128, 3: 64, 4: 64, 5: 512}  # for steps of some milliseconds more than 5
@@ -120,10 +121,9 @@ def bare_pytorch(work: Any, use_case: int) -> Loop:
     return run
 
 
-def main(framework: str, use_case: int, world: Any, probes: bool) -> int:
-    import importlib
-
-    from scipy.stats import mstats
+def measure(framework: str, use_case: int, world: Any, probes: bool) -> None:
+    """What one process finds, printed as JSON by the first of those that work together."""
+    from scipy.stats import trim_mean
 
     import devices
     import network
@@ -146,7 +146,7 @@ def main(framework: str, use_case: int, world: Any, probes: bool) -> int:
         emit = MetricsWriter(Path(folder) / "metrics.jsonl")
         bare = {"jax": bare_jax, "pytorch": bare_pytorch}[framework](work, use_case)
         bare(5)
-        block_seconds, fewest = (PROBED_SECONDS, FEWEST_PROBED) if probes else (BLOCK_SECONDS, FEWEST_PAIRS)
+        block_seconds, pairs = (PROBED_SECONDS, PROBED_PAIRS) if probes else (BLOCK_SECONDS, PAIRS)
         steps = int(work.agree(math.ceil(block_seconds / (bare(50) / 50))))
         watch = Watch(device, world)
         one_block = Preset("", "", 1, 1, iterations=steps, blocks=1)
@@ -159,34 +159,34 @@ def main(framework: str, use_case: int, world: Any, probes: bool) -> int:
             return time.perf_counter() - start if probes else block.seconds
 
         loops = {"harness": harness, "bare": lambda: bare(steps)}
-        order = itertools.cycle(("harness", "bare", "bare", "harness"))
         seconds: dict[str, list[float]] = {name: [] for name in loops}
-        low, high = -math.inf, math.inf
-        while work.agree(high - low) > 2 * HALF_WIDTH[world.size] and len(seconds["bare"]) < MOST_PAIRS:
-            for name in itertools.islice(order, 2 * fewest):
-                seconds[name].append(loops[name]())
-            logs = [math.log(a / b) for a, b in zip(seconds["harness"], seconds["bare"], strict=True)]
-            low, high = map(float, mstats.trimmed_mean_ci(logs, (TRIMMED, TRIMMED)))
-    bound = PROBED_BOUND if probes else BOUND
-    step_ms = 1e3 * statistics.median(seconds["bare"]) / steps
-    result = {
-        "framework": framework,
-        "use_case": use_case,
-        "version": devices.versions()[{"jax": "jax", "pytorch": "torch"}[framework]],
-        "device": device.name,
-        "step_ms": round(step_ms, 2),
-        "pairs": len(logs),
-        "steps_per_block": steps,
-        "ratio": round(math.exp((low + high) / 2), 4),
-        "interval": [round(math.exp(low), 4), round(math.exp(high), 4)],
-        "bound": bound,
-        "holds": math.exp(high) <= bound and step_ms >= 5,
-    }
+        for name in itertools.islice(itertools.cycle(("harness", "bare", "bare", "harness")), 2 * pairs):
+            seconds[name].append(loops[name]())
     if world.size > 1:
         devices.leave()
     if world.rank == 0:
-        print(json.dumps(result))
-    return 0 if result["holds"] else 1
+        logs = [math.log(a / b) for a, b in zip(seconds["harness"], seconds["bare"], strict=True)]
+        found = {
+            "log": float(trim_mean(logs, TRIMMED)),
+            "step_ms": 1e3 * statistics.median(seconds["bare"]) / steps,
+            "version": devices.versions()[{"jax": "jax", "pytorch": "torch"}[framework]],
+            "device": device.name,
+        }
+        print(json.dumps(found))
+
+
+def apart(ranks: int) -> dict[str, Any]:
+    """What fresh processes find that work together, ``ranks`` of them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        meet = {"MEET": f"127.0.0.1:{server.getsockname()[1]}"}
+    begin = functools.partial(subprocess.Popen, [sys.executable, *sys.argv], stdout=subprocess.PIPE, text=True)
+    processes = [begin(env=os.environ | meet | {"RANK": str(rank)}) for rank in range(ranks)]
+    said = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        sys.exit(f"a measuring process ended with {[process.returncode for process in processes]}")
+    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+    print(f"{math.exp(found['log']):.4f}", end=" ", file=sys.stderr, flush=True)
+    return found
 
 
 def start(framework: str, use_case: int, probes: bool) -> int:
@@ -194,20 +194,35 @@ def start(framework: str, use_case: int, probes: bool) -> int:
     sys.path.append(str(ROOT))
     from duel.measure import ranks
     from duel.measure.device import ALONE, World
+    from duel.report.statistics import estimate
 
-    if use_case not in (2, 4):
-        return main(framework, use_case, ALONE, probes)
+    together = 2 if use_case in (2, 4) else 1
     if address := os.environ.get("MEET"):
         rank = int(os.environ["RANK"])
-        if cpus := ranks.shares(2)[rank]:
+        if together > 1 and (cpus := ranks.shares(together)[rank]):
             os.sched_setaffinity(0, cpus)
-        return main(framework, use_case, World(rank, 2, rank, address), probes)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        meet = {"MEET": f"127.0.0.1:{server.getsockname()[1]}"}
-    begin = functools.partial(subprocess.Popen, [sys.executable, *sys.argv])
-    processes = [begin(env=os.environ | meet | {"RANK": str(rank)}) for rank in range(2)]
-    codes = [process.wait() for process in processes]
-    return codes[0]
+        measure(framework, use_case, World(rank, together, rank, address) if together > 1 else ALONE, probes)
+        return 0
+    found = [apart(together) for _ in range(PROCESSES)]
+    print(file=sys.stderr)
+    ratio = estimate([each["log"] for each in found])
+    step_ms = statistics.median(each["step_ms"] for each in found)
+    bound = PROBED_BOUND if probes else BOUND
+    result = {
+        "framework": framework,
+        "use_case": use_case,
+        "version": found[0]["version"],
+        "device": found[0]["device"],
+        "step_ms": round(step_ms, 2),
+        "processes": ratio.n,
+        "pairs_of_each": PROBED_PAIRS if probes else PAIRS,
+        "ratio": round(ratio.ratio, 4),
+        "interval": [round(ratio.low, 4), round(ratio.high, 4)],
+        "bound": bound,
+        "holds": ratio.high <= bound and step_ms >= 5,
+    }
+    print(json.dumps(result))
+    return 0 if result["holds"] else 1
 
 
 if __name__ == "__main__":

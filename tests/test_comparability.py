@@ -127,9 +127,10 @@ def test_a_ratio_comes_with_its_interval_the_noise_floor_and_a_verdict() -> None
 
 def test_what_was_measured_again_is_said() -> None:
     rows = sides([1.5] * 4)
-    disturbed = dataclasses.replace(rows[0], foreign_load=0.3)
-    assert verdicts([disturbed, *rows])[-1] == "  not counted: 1 that failed or were disturbed, and were measured again"
-    assert "not counted" not in "".join(verdicts(rows))
+    more = [dataclasses.replace(rows[0], foreign_load=0.3), *rows]
+    said = verdicts(pairs.outcomes(more), more)
+    assert said[-1] == "  not counted: 1 that failed or were disturbed, and were measured again"
+    assert "not counted" not in "".join(verdicts(pairs.outcomes(rows), rows))
 
 
 def test_within_the_noise_there_is_no_difference() -> None:

@@ -80,18 +80,15 @@ def test_where_both_ends_are_alike_there_are_no_shares() -> None:
     assert "%" not in "".join(lines)
 
 
-def test_a_waterfall_that_is_not_whole_says_what_is_missing() -> None:
-    ratios = dict.fromkeys(CPU, 1.2)
-    rows = [row for row in measured(ratios) if row.mode != "tuned-compile"]
-    point = "no waterfall of resnet50, full, 64"
-    assert waterfalls(outcomes(rows)) == [f"{point}: nothing was measured in mode tuned-compile"]
-    rows = [dataclasses.replace(row, steady=row.mode != "tuned") for row in measured(ratios)]
+def test_a_waterfall_with_a_mode_of_no_ratio_says_why() -> None:
+    rows = [dataclasses.replace(row, steady=row.mode != "tuned") for row in measured(dict.fromkeys(CPU, 1.2))]
     (said,) = waterfalls(outcomes(rows))
-    assert said.startswith(f"{point}: mode tuned: NOT COMPARABLE: steady (")
+    assert said.startswith("no waterfall of resnet50, full, 64: mode tuned: NOT COMPARABLE: steady (")
 
 
-def test_the_ends_alone_are_none() -> None:
-    assert told({"default": 1.0, "tuned": 1.2}) == []
+@pytest.mark.parametrize("some", [["default", "tuned"], ["default", "default+compile"], CPU[:-1]])
+def test_some_of_its_modes_are_none(some: list[str]) -> None:
+    assert told(dict.fromkeys(some, 1.2)) == []
 
 
 def test_one_command_plans_all_its_modes(main: Main) -> None:
@@ -107,7 +104,7 @@ def test_one_command_plans_all_its_modes(main: Main) -> None:
     ("more", "words"),
     [
         (["--device", "cpu"], "--mode waterfall is told by ratios, which --paired measures"),
-        (["--paired"], "which switches there are is a matter of the device: --device cpu|gpu|tpu|mps is needed here"),
+        (["--paired"], "--device cpu|gpu|tpu|mps is needed here, or targets.local.device in"),
         (["--paired", "--device", "tpu"], "waterfall: tuned turns no switch of train_single of resnet50 on a tpu"),
     ],
 )

@@ -39,7 +39,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 print(f"{benchmark}, use case {use_case}: left out, {error}", file=sys.stderr)
                 continue
             try:
-                chosen = _modes(args, target, benchmark, use_case)
+                chosen = _modes(args, name, target, benchmark, use_case)
             except UserError as error:
                 if len(args.benchmark) * len(args.use_case) == 1:
                     raise
@@ -62,7 +62,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
     return planned
 
 
-def _modes(args: argparse.Namespace, target: Target, benchmark: str, use_case: int) -> list[str]:
+def _modes(args: argparse.Namespace, name: str, target: Target, benchmark: str, use_case: int) -> list[str]:
     """The mode that is asked for, or those of its waterfall. Raises UserError where it turns what is not there."""
     if args.mode != modes.WATERFALL:
         modes.refuse(args.mode, benchmark, use_case)
@@ -70,7 +70,7 @@ def _modes(args: argparse.Namespace, target: Target, benchmark: str, use_case: i
     if not (kind := args.device or target.device):
         raise UserError(
             f"--mode {modes.WATERFALL}: which switches there are is a matter of the device: --device "
-            f"{'|'.join(DEVICE_KINDS)} is needed here, or targets.{args.target or '<name>'}.device in cluster.yaml"
+            f"{'|'.join(DEVICE_KINDS)} is needed here, or targets.{name}.device in cluster.yaml"
         )
     turns = modes.waterfall(benchmark, use_case, args.precision, kind)
     if not turns:

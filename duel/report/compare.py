@@ -151,10 +151,10 @@ def remarks(rows: list[Row]) -> list[str]:
     return said + [f"Switches of {words}." for words in switches]
 
 
-def verdicts(rows: list[Row]) -> list[str]:
-    """For each pair of ``rows`` its certificate and what it comes to."""
+def verdicts(found: list[Outcome], rows: list[Row]) -> list[str]:
+    """For each of ``found`` among ``rows`` the certificate and what it comes to."""
     lines = []
-    for outcome in outcomes(rows):
+    for outcome in found:
         row = outcome.pairs[0][0]
         point = [f"{_name(name, rows)} {getattr(row, name)}" for name in POINT if getattr(row, name) is not None]
         lines.append(f"{row.benchmark}, {', '.join(point)}: {outcome.verdict}")
@@ -211,8 +211,9 @@ def report(runs: list[Run], results: Results) -> str:
     found: list[Outcome] = []
     for sides in pairs.values():
         rows = [row for side in sides.values() for row in side]
-        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(rows)]
-        found += outcomes(rows)
+        here = outcomes(rows)
+        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(here, rows)]
+        found += here
     if told := waterfalls(found):
         lines += ["", *told]
     lines += ["", f"CSV          {os.path.relpath(results.csv)}"]

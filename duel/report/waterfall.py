@@ -29,12 +29,10 @@ def _waterfall(by_mode: dict[str, Outcome]) -> list[str]:
         return []
     turns = modes.waterfall(str(row.benchmark), row.use_case or 0, str(row.precision), row.device_kind)
     needed = modes.of_waterfall(turns)
-    if not set(by_mode) & set(needed) - {modes.DEFAULT, modes.TUNED}:
+    if not turns or not set(needed) <= set(by_mode):  # or modes that were asked for singly
         return []
     point = ", ".join(str(part) for part in (row.benchmark, row.size, row.product, row.batch_size) if part is not None)
     for mode in needed:
-        if mode not in by_mode:
-            return [f"no waterfall of {point}: nothing was measured in mode {mode}"]
         if by_mode[mode].found is None:
             return [f"no waterfall of {point}: mode {mode}: {by_mode[mode].why}"]
     of = {mode: logs(by_mode[mode].pairs) for mode in needed}
