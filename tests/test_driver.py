@@ -69,8 +69,8 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
         assert json.loads(row["proofs"])["threads"].startswith("affinity")
         assert row["canary"].startswith("matmul=")
         assert float(row["mfu"]) > 0
-        assert float(row["forward_seconds"]) > 0
-        assert float(row["gradient_seconds"]) > 0
+        for name in ("forward_seconds", "gradient_seconds"):  # a busy machine has none
+            assert float(row[name]) > 0 if row[name] else "blocks are left out" in missing[name]
     assert json.loads(pytorch["missing"])["compile_seconds"].startswith("eager")
     assert float(jax["cold_start_seconds"]) > float(jax["warm_start_seconds"]) > 0
 
