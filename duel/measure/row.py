@@ -250,19 +250,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
         proofs["deterministic"] = ("on" if bits[0] == bits[1] else "off", f"a repeat gave {same} bits")
 
     row, blocks = _timed(row, work, watch, preset, use_case, (steps, since), emit, phase)
-    peak, kind = devices.peak_memory_bytes()
-    planned, reserved = work.planned_bytes(), devices.reserved_bytes()
-    row = row.replace(
-        peak_memory_bytes=peak,
-        peak_memory_kind=kind,
-        planned_bytes=planned,
-        reserved_bytes=reserved,
-        throughput_per_gb=(row.throughput or 0.0) / (peak / 1e9),
-        missing={
-            "planned_bytes": f"{work.execution}: no plan is made",
-            "reserved_bytes": f"the allocator of a {device.kind} device has no pool, or does not say",
-        },
-    )
+    row = _with_memory(row, work, devices)
     if world.size > 1:
         reduces = row.product in (None, "clipped_sum")
         if reduces:
@@ -281,13 +269,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
     if preset.thorough:
         phase("measuring ceilings and a warm start")
     row = _utilised(row, setting, watch, use_case, preset)
-    if work.execution == "eager" or world.size > 1 or not preset.thorough:
-        why = "nothing to compile" if work.execution == "eager" else _unmeasured(world, preset)
-        row = row.replace(missing={"warm_start_seconds": why, "cold_start_seconds": why})
-    else:
-        work.forget()
-        again = (work.compile() or 0.0) + timing.time_block(work, blocks[-1].first_step + blocks[-1].steps, 1)[0]
-        row = row.replace(warm_start_seconds=again)
+    row = _started_again(row, work, world, preset, blocks[-1].first_step + blocks[-1].steps)
     # Said now, and for good: a certificate that is made anew later is for other code.
     return row.replace(status=FINISHED, parity=certificate.verdict(row, run.folder.parent.parent))
 
@@ -383,6 +365,30 @@ def _timed(
     figures["iterations"] = sum(block.steps for block in blocks)
     row = row.replace(left_out_blocks=len(without), left_out=why or None, missing={"left_out": "none is"}, **figures)
     return row, blocks
+
+
+def _with_memory(row: Row, work: Any, devices: Any) -> Row:
+    peak, kind = devices.peak_memory_bytes()
+    return row.replace(
+        peak_memory_bytes=peak,
+        peak_memory_kind=kind,
+        planned_bytes=work.planned_bytes(),
+        reserved_bytes=devices.reserved_bytes(),
+        throughput_per_gb=(row.throughput or 0.0) / (peak / 1e9),
+        missing={
+            "planned_bytes": f"{work.execution}: no plan is made",
+            "reserved_bytes": f"the allocator of a {row.device_kind} device has no pool, or does not say",
+        },
+    )
+
+
+def _started_again(row: Row, work: Any, world: World, preset: Preset, next_step: int) -> Row:
+    """``row`` with the time of another start, by what the caches have kept. What was compiled is dropped."""
+    if work.execution == "eager" or world.size > 1 or not preset.thorough:
+        why = "nothing to compile" if work.execution == "eager" else _unmeasured(world, preset)
+        return row.replace(missing={"warm_start_seconds": why, "cold_start_seconds": why})
+    work.forget()
+    return row.replace(warm_start_seconds=(work.compile() or 0.0) + timing.time_block(work, next_step, 1)[0])
 
 
 def _passes(row: Row, work: Any, watch: Watch, preset: Preset, steps: int, emit: Emit) -> Row:
