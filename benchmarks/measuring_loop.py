@@ -8,10 +8,9 @@
 The number is the use case, 1 to 5; for 2 and 4 there are two processes with half of the cores each. Blocks of both
 loops alternate in the order A B B A over the same model, batches and compiled step in one process, whose ratio is
 exp(20 % trimmed mean of the pairs' log ratios): a shared machine hits one block of a pair now and then. Which of the
-loops is favoured, by where its memory happens to lie, differs from process to process (by a percent of PyTorch's
-per-sample gradients on two), however many pairs each takes. So fresh processes follow each other until the 95 %
-interval of their mean is narrow enough. Its upper bound must be at most 1.01 on a step of at least 5 ms. Exit code 1 if
-it is not.
+loops is favoured differs from process to process, however many pairs each takes: by a percent where two share the work;
+why is not known. So fresh processes follow each other until the 95 % interval of their mean is narrow enough. Its upper
+bound must be at most 1.01 on a step of at least 5 ms. Exit code 1 if it is not.
 
 With "probes" what happens between blocks is counted, too: conditions are asked for and written down, on blocks as long
 as those that are measured. Then the bound is 1.02.
