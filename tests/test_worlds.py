@@ -23,7 +23,7 @@ QUICK = ((TRAINED[0], 2), "clipped_sum")  # in 'make test'
 PER_SAMPLE = "cifar10_resnet18"
 # One rank of a world: what it computes of the benchmark, in float64, to a file if it is the first.
 RANK = """
-import pathlib, sys
+import os, pathlib, sys
 framework, benchmark, size, rank, address, what, output = sys.argv[1:]
 sys.path.insert(0, framework)
 sys.path.append(".")
@@ -55,6 +55,7 @@ if world.size > 1:
     devices.leave()
 if world.rank == 0:
     np.savez(output, **found)
+os._exit(0)  # as Duel's own processes end: collectives' threads may crash an interpreter that is taken down
 """
 
 
