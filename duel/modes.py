@@ -127,7 +127,7 @@ WATERFALL = "waterfall"  # no mode of a row, but those of several: see ``waterfa
 MODES: Mapping[str, str] = MappingProxyType(
     {
         DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
-        TUNED: "the best that each side can declare",
+        TUNED: "what as a rule is fastest on that kind of device",
         COMPILE: "both compile it: jax.jit, torch.compile",
         OPACUS: "per-sample gradients in PyTorch by the hooks of this library ('make opacus' installs it)",
     }

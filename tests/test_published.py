@@ -70,7 +70,7 @@ def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_
     assert text.endswith("\n\nmore\n")
     assert "old" not in text
     assert "some processor (cpu, " in text
-    assert re.search(r"\| mnist \(full, fp32\) \| train_single \| 64 \| 1\.50 \[1\.4.*\] JAX \|", text)
+    assert re.search(r"\| mnist \(full, fp32\) \| train_single \| 64 \| 1\.505 \[1\.4.*\] JAX \|", text)
     text = (folder / "README.md").read_text()
     assert re.search(
         r"\| mnist \(full, fp32\) \| train_single \| 64 \| default \| 150\.5 .* \| 100 .* \| 1\.505 \[1\.4.*4 pairs \|",
@@ -93,7 +93,7 @@ def test_modes_stand_beside_each_other_in_readme(results: Results) -> None:
     publish(results, rows([1.50, 1.52, 1.49, 1.51]), tuned)
     text = (results.folder.parent / "README.md").read_text()
     assert "| benchmark | use case | batch | default | tuned |" in text
-    assert re.search(r"\| 64 \| 1\.50 \[.*\] JAX \| 0\.99 \[.*\] no difference shown \|", text)
+    assert re.search(r"\| 64 \| 1\.505 \[.*\] JAX \| 0\.995 \[.*\] no difference shown \|", text)
 
 
 def test_what_was_measured_again_takes_the_place_of_what_was_there(results: Results) -> None:

@@ -214,7 +214,7 @@ def _short(outcome: Outcome) -> str:
     if outcome.found is None:
         return "not comparable" if outcome.why.startswith(NOT_COMPARABLE) else "no ratio"
     found = outcome.found
-    return f"{found.ratio:.2f} [{found.low:.2f}, {found.high:.2f}] {outcome.faster or 'no difference shown'}"
+    return f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}] {outcome.faster or 'no difference shown'}"
 
 
 def _line(outcome: Outcome) -> str:
