@@ -15,7 +15,7 @@ from conftest import ROOT, Main, Site, clean_environment, interpreter, rows_of
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRODUCTS, USE_CASES, VALIDATE
 from duel.job import Job
-from duel.measure import job, ranks
+from duel.measure import attempt, ranks
 from duel.measure import row as measuring
 from duel.measure.device import Device, World
 from duel.record import FINISHED, Row
@@ -87,7 +87,7 @@ def test_what_one_rank_died_of_comes_before_what_others_say_of_it() -> None:
     """As recorded where rank 1 was killed before gloo had connected the two."""
     waited = "JaxRuntimeError: UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out"
     row = Row(cause=f"{waited} with key: cpu:gloo/0,2048/1 and duration: 29.999999627s")
-    said = job._first_cause(row, 1, {1: "ended by SIGKILL"})
+    said = attempt._first_cause(row, 1, {1: "ended by SIGKILL"})
     assert said == f"rank 1: ended by SIGKILL; rank 0: {row.cause}"
 
 
@@ -178,10 +178,10 @@ def test_a_port_that_is_taken_is_known_as_that(framework: str) -> None:
 
 def test_a_row_whose_port_was_taken_begins_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tries = iter([{0: "RuntimeError: Address already in use"}, {1: "lost it: address already in use"}, {}])
-    monkeypatch.setattr(job, "_try_row", lambda *_: next(tries))
+    monkeypatch.setattr(attempt, "_try_row", lambda *_: next(tries))
     run, row = Run(tmp_path / "some"), Row(row=0, status=FINISHED)
     run.create([row])
-    job._run_row(run, row, None, None, None)  # of the others nothing is reached
+    attempt.measure_row(run, row, None, None, None)  # of the others nothing is reached
     assert next(tries, None) is None
 
 

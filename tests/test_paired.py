@@ -15,8 +15,7 @@ from duel import modes
 from duel.catalogue import BENCHMARKS, PAIRED, PRESETS
 from duel.comparability import NOT_COMPARABLE
 from duel.job import Job
-from duel.measure import job as supervising
-from duel.measure import ranks
+from duel.measure import attempt, ranks
 from duel.measure.sinks import MetricsReader
 from duel.record import FAILED, FINISHED, Row
 from duel.results import Results, Run
@@ -183,8 +182,8 @@ def test_a_crash_while_autotuning_is_retried_rung_by_rung(tmp_path: Path, surviv
     run = Run(tmp_path / "runs" / "jax_vit_b16_1-x")
     planned = Job("jax", "vit_b16", 1, "smoke", "fp32", None, "local").rows()
     run.create(planned)
-    team = supervising._Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
-    supervising._run_row(run, run.rows()[0], team, MetricsReader(run.metrics), None)
+    team = attempt.Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
+    attempt.measure_row(run, run.rows()[0], team, MetricsReader(run.metrics), None)
     team.close()
     rows = run.rows()
     assert [row.rung for row in rows] == rungs
@@ -222,8 +221,8 @@ def test_a_row_that_others_disturb_is_measured_again(
     script.write_text(DISTURBED.replace("QUIET", str(quiet)).replace("STATUS", status))
     run = Run(tmp_path / "runs" / "jax_mnist_1-x")
     run.create(Job("jax", "mnist", 1, preset, "fp32", None, "local").rows())
-    team = supervising._Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
-    peace = supervising._run_row(run, run.rows()[0], team, MetricsReader(run.metrics), None, again)
+    team = attempt.Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
+    peace = attempt.measure_row(run, run.rows()[0], team, MetricsReader(run.metrics), None, again)
     team.close()
     found = run.rows()
     assert len(found) == rows
@@ -233,15 +232,15 @@ def test_a_row_that_others_disturb_is_measured_again(
 
 def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
     base = Row(framework="jax", device_kind="gpu", status=FAILED)
-    assert supervising._autotuner_crashed(base, f"...{supervising.CRASH}...")
+    assert attempt._autotuner_crashed(base, f"...{attempt.CRASH}...")
     for row in (
         base.replace(framework="pytorch"),
         base.replace(device_kind="cpu"),
         base.replace(compile_seconds=3.0),  # it was measuring already
         base.replace(status=FINISHED),
     ):
-        assert not supervising._autotuner_crashed(row, supervising.CRASH)
-    assert not supervising._autotuner_crashed(base, "RESOURCE_EXHAUSTED: out of memory")
+        assert not attempt._autotuner_crashed(row, attempt.CRASH)
+    assert not attempt._autotuner_crashed(base, "RESOURCE_EXHAUSTED: out of memory")
 
 
 def test_caches_are_of_each_process_alone_and_proxies_are_left_out() -> None:

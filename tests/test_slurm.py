@@ -430,11 +430,9 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
 
 
 FINISHING = """
-import json, os, sys, time
+import os, sys, time
 from pathlib import Path
 sys.path.insert(0, os.getcwd())
-from duel.measure import job as jobs
-from duel.job import Job
 from duel.record import FINISHED
 from duel.results import Results, this_process, utc
 

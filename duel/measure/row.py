@@ -368,6 +368,7 @@ def _timed(
 
 
 def _with_memory(row: Row, work: Any, devices: Any) -> Row:
+    """``row`` with each kind of memory in a column of its own, and what its throughput is worth beside the peak."""
     peak, kind = devices.peak_memory_bytes()
     return row.replace(
         peak_memory_bytes=peak,
