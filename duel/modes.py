@@ -272,6 +272,8 @@ def waterfall(benchmark: str, use_case: int, precision: str, device_kind: str) -
         here = (framework, benchmark, use_case, precision, device_kind)
         default, tuned = settings(DEFAULT, *here), settings(TUNED, *here)
         turned |= {name: (value, tuned[name]) for name, value in default.items() if tuned[name] != value}
+    if len(turned) == 1:  # before all others and behind them are one
+        return [Turn(switch, (DEFAULT, TUNED), (DEFAULT, TUNED)) for switch in turned]
     needs = {one.name: one.needs for one in SWITCHES if one.name in turned and one.needs in turned}
 
     def mode(name: str, switches: list[str], on: bool) -> str:

@@ -350,7 +350,7 @@ def test_both_frameworks_in_turn_are_one_allocation(site: Site) -> None:
     assert len({(row["run_id"], row["slurm_job_id"], row["host"], row["device_id"]) for row in rows}) == 1
     assert {row["parity"] for row in rows} == {"verified"}  # the certificate was made for it
     assert sum(name.startswith("paired_") for name in site.jobs()) == 1
-    assert "gcn, batch size 1, devices 1: no ratio: " in said  # of the preset smoke
+    assert "gcn (tiny, fp32), train_single, mode default, batch size 1, devices 1: no ratio: " in said  # smoke
 
 
 def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Site) -> None:

@@ -1,6 +1,7 @@
 """The waterfall: which modes it is measured in, and what the ratios of those come to."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from conftest import Main
@@ -21,25 +22,31 @@ CPU = [
 ]
 
 
-def measured(ratios: dict[str, float]) -> list[Row]:
+def measured(ratios: dict[str, float], **point: Any) -> list[Row]:
     """Four pairs of ResNet-50 on a CPU in each mode, JAX so many times as fast as PyTorch, give or take a percent."""
     rows = []
     for mode, ratio in ratios.items():
-        change = {"benchmark": "resnet50", "device_kind": "cpu", "mode": mode, "group": mode, "run_id": mode}
+        change = {"benchmark": "resnet50", "device_kind": "cpu", "mode": mode, "group": mode, "run_id": mode} | point
         near = sides([ratio, 1.01 * ratio, 0.99 * ratio, ratio])
         rows += [dataclasses.replace(row, **change) for row in near]
     return rows
 
 
-def told(ratios: dict[str, float]) -> list[str]:
-    return waterfalls(outcomes(measured(ratios)))
+def told(ratios: dict[str, float], **point: Any) -> list[str]:
+    return waterfalls(outcomes(measured(ratios, **point)))
 
 
 def test_each_switch_is_turned_on_before_all_others_and_off_behind_them() -> None:
     assert modes.of_waterfall(modes.waterfall("resnet50", 1, "fp32", "cpu")) == CPU
-    assert modes.of_waterfall(modes.waterfall("gpt2", 5, "fp32", "cpu")) == [
-        *("default", "default+compile", "tuned-compile", "tuned")
-    ]
+    assert modes.of_waterfall(modes.waterfall("resnet50", 5, "fp32", "cpu")) == CPU[:5] + CPU[-1:]
+
+
+def test_one_switch_alone_is_the_whole_way_and_measured_once() -> None:
+    assert modes.of_waterfall(modes.waterfall("gpt2", 5, "fp32", "cpu")) == ["default", "tuned"]
+    (whole,) = told({"default": 0.5, "tuned": 2.0}, use_case=3, product="sum")
+    assert whole.startswith("waterfall of resnet50 (full, fp32), per_sample_gradients_single, sum, batch size 64: JAX")
+    assert " / PyTorch from 0.500 to 2.000, x 4.000 [3.9" in whole
+    assert whole.endswith("], one switch: compile")
 
 
 def test_a_switch_that_needs_another_is_turned_on_behind_it_and_leaves_with_it() -> None:
@@ -66,7 +73,8 @@ def test_the_shares_add_up_and_what_switches_do_together_is_left_over() -> None:
     """From 0.5 to 2, fourfold: compile alone doubles it, and with the others it is worth 2.83."""
     ratios = dict(zip(CPU, (0.5, 1.0, 2 / 8**0.5, 0.5, 2.0, 0.5, 2.0, 2.0), strict=True))
     whole, first, last = told(ratios)
-    assert whole.startswith("waterfall of resnet50, full, 64: JAX / PyTorch from 0.500 to 2.000, x 4.000 [3.9")
+    assert whole.startswith("waterfall of resnet50 (full, fp32), train_single, batch size 64: JAX / PyTorch from 0.500")
+    assert " to 2.000, x 4.000 [3.9" in whole
     assert "each turned on first: compile x 2.000 [1.9" in first
     assert "] (50 %); channels_last x 1.000 [0.9" in first
     assert first.endswith("left over x 2.000 (50 %)")
@@ -83,7 +91,8 @@ def test_where_both_ends_are_alike_there_are_no_shares() -> None:
 def test_a_waterfall_with_a_mode_of_no_ratio_says_why() -> None:
     rows = [dataclasses.replace(row, steady=row.mode != "tuned") for row in measured(dict.fromkeys(CPU, 1.2))]
     (said,) = waterfalls(outcomes(rows))
-    assert said.startswith("no waterfall of resnet50, full, 64: mode tuned: NOT COMPARABLE: steady (")
+    assert said.startswith("no waterfall of resnet50 (full, fp32), train_single, batch size 64: mode tuned: NOT ")
+    assert "NOT COMPARABLE: steady (" in said
 
 
 @pytest.mark.parametrize("some", [["default", "tuned"], ["default", "default+compile"], CPU[:-1]])

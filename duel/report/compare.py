@@ -156,8 +156,8 @@ def verdicts(found: list[Outcome], rows: list[Row]) -> list[str]:
     lines = []
     for outcome in found:
         row = outcome.pairs[0][0]
-        point = [f"{_name(name, rows)} {getattr(row, name)}" for name in POINT if getattr(row, name) is not None]
-        lines.append(f"{row.benchmark}, {', '.join(point)}: {outcome.verdict}")
+        what = f"{outcome.benchmark}, {outcome.use_case}, mode {row.mode}"
+        lines.append(f"{what}, batch size {row.batch_size}, devices {row.device_count}: {outcome.verdict}")
         if outcome.found is not None:
             lines[-1] += f". {COMPARABLE}"
         for number, sides in enumerate(outcome.pairs if len(outcome.pairs) > 1 else ()):

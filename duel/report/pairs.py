@@ -29,6 +29,18 @@ class Outcome:
     break_even_steps: float | None = None
 
     @property
+    def benchmark(self) -> str:
+        """With its size and precision."""
+        row = self.pairs[0][0]
+        return f"{row.benchmark} ({row.size}, {row.precision})"
+
+    @property
+    def use_case(self) -> str:
+        """With its product where it has one."""
+        row = self.pairs[0][0]
+        return USE_CASES[row.use_case or 0].name + (f", {row.product}" if row.product else "")
+
+    @property
     def faster(self) -> str:
         """``JAX`` or ``PyTorch``; empty where no difference was shown."""
         if self.found is None or self.floor is None or not differs(self.found, self.floor):

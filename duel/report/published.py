@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from duel import certificate
-from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS, USE_CASES
+from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS
 from duel.comparability import NOT_COMPARABLE, judged
 from duel.errors import UserError
 from duel.modes import MODES
@@ -63,7 +63,8 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     rows = sorted(
-        [*kept, *new], key=lambda row: (row.benchmark or "", row.use_case or 0, row.run_id or "", row.row or 0)
+        [*kept, *new],
+        key=lambda row: (row.benchmark or "", row.size or "", row.use_case or 0, row.run_id or "", row.row or 0),
     )
     write_rows(folder / "results.csv", rows)
     _keep_samples(rows, results, folder / "samples")
@@ -203,10 +204,7 @@ def _fenced(lines: list[str]) -> list[str]:
 
 
 def _what(outcome: Outcome) -> list[str]:
-    """Benchmark, use case and batch."""
-    one = outcome.pairs[0][0]
-    case = USE_CASES[one.use_case or 0].name + (f", {one.product}" if one.product else "")
-    return [f"{one.benchmark} ({one.size}, {one.precision})", case, str(one.batch_size)]
+    return [outcome.benchmark, outcome.use_case, str(outcome.pairs[0][0].batch_size)]
 
 
 def _short(outcome: Outcome) -> str:

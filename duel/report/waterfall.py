@@ -31,7 +31,8 @@ def _waterfall(by_mode: dict[str, Outcome]) -> list[str]:
     needed = modes.of_waterfall(turns)
     if not turns or not set(needed) <= set(by_mode):  # or modes that were asked for singly
         return []
-    point = ", ".join(str(part) for part in (row.benchmark, row.size, row.product, row.batch_size) if part is not None)
+    one = by_mode[modes.DEFAULT]
+    point = f"{one.benchmark}, {one.use_case}, batch size {row.batch_size}"
     for mode in needed:
         if by_mode[mode].found is None:
             return [f"no waterfall of {point}: mode {mode}: {by_mode[mode].why}"]
@@ -39,6 +40,8 @@ def _waterfall(by_mode: dict[str, Outcome]) -> list[str]:
     ends = [estimate(of[mode]).ratio for mode in (modes.DEFAULT, modes.TUNED)]
     whole = change(of[modes.DEFAULT], of[modes.TUNED])
     lines = [f"waterfall of {point}: JAX / PyTorch from {ends[0]:.3f} to {ends[1]:.3f}, {_factor(whole)}"]
+    if len(turns) == 1:
+        return [f"{lines[0]}, one switch: {turns[0].switch}"]
     for words, turned in (
         ("each turned on first", {turn.switch: turn.first for turn in turns}),
         ("each turned off last", {turn.switch: turn.last for turn in turns}),
