@@ -574,3 +574,18 @@ def test_a_short_job_proves_a_target(site: Site) -> None:
     said = site.main("doctor", "--target", "site", expect=1)
     assert "FAIL  jax on site" in said
     assert "no interpreter .venv/none/bin/python" in said
+
+
+@pytest.mark.full
+def test_mnist_at_full_size_ends_with_a_ratio_of_one_allocation(site: Site) -> None:
+    """On a quiet machine: a busy one is told, and no ratio made."""
+    site.target("--partition=cpu", "--time=00:20:00", "--cpus-per-task=2", "--mem=4G")
+    process = site.popen("main.py", "--benchmark", "mnist", "--use_case", "1", "--paired", "--wait")
+    said = process.communicate(timeout=1200)[0]
+    assert process.returncode == 0, said
+    rows = rows_of(site.folder)
+    assert [row["framework"] for row in rows] == ["jax", "pytorch", "pytorch", "jax"] * 2
+    assert len({(row["run_id"], row["slurm_job_id"], row["host"], row["device_id"]) for row in rows}) == 1
+    assert {(row["comparable"], row["cpus"]) for row in rows} == {("COMPARABLE", "2")}
+    for words in ("JAX / PyTorch ", "95 % interval", "4 pairs, noise floor ", ". COMPARABLE"):
+        assert words in said
