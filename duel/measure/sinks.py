@@ -139,7 +139,7 @@ class WandbSink:
                     self._last = event["time"]
                     names = [name for name in ("loss", "throughput", "step_seconds") if name in event]
                     self._run.log({"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names})
-        except Exception as error:  # as above; metrics.jsonl has these events already
+        except Exception as error:  # W&B comes second; metrics.jsonl has these events
             self._lose(error)
 
     def finish(self, rows: list[Row], exit_code: int) -> None:
@@ -154,7 +154,7 @@ class WandbSink:
             self._run.finish(exit_code=exit_code)
         except TimeoutError:
             self.note += f"; not all of it uploaded within {FINISH_SECONDS} s of the end: {LATER}"
-        except Exception as error:  # as above; the row files are written
+        except Exception as error:  # W&B comes second; the row files are written
             self._lose(error)
 
     def _lose(self, error: Exception) -> None:
