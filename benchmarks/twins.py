@@ -205,7 +205,7 @@ def jax_loops(benchmark: Any, training: Any, twin: Any, modes: list[str], folder
         try:
             public = build(folder)
             loops = {mode: publics[mode](public, batches, optimizer, jax, optax) for mode in modes}
-        except Exception as error:  # whatever another's code raises is the reason that it cannot run
+        except Exception as error:  # what another's code raises when it is built or compiled is why it cannot run
             yield f"{name} does not run here: {type(error).__name__}: {error}"
             continue
         ours, theirs = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (parameters, public.parameters))
