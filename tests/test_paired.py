@@ -15,10 +15,11 @@ from duel import modes
 from duel.catalogue import BENCHMARKS, PAIRED, PRESETS
 from duel.comparability import NOT_COMPARABLE
 from duel.job import Job
+from duel.launch import state
 from duel.measure import attempt, ranks
-from duel.measure.sinks import MetricsReader
-from duel.record import FAILED, FINISHED, Row
-from duel.results import Results, Run
+from duel.measure.sinks import MetricsReader, MetricsWriter
+from duel.record import FAILED, FINISHED, RUNNING, Row
+from duel.results import Results, Run, this_process
 
 # What a busy machine may add to a verdict; on a quiet one nothing of it is there.
 LOAD = ("left_out_blocks (", "foreign_load (", "steady (")
@@ -77,9 +78,13 @@ def plant(checkout: Path, file: str, line: str, broken: str) -> None:
     path.write_text(path.read_text().replace(line, broken))
 
 
+# Where compilers keep what they have made: JAX, Triton, Inductor, CUDA, by their documentation.
+CACHES = ("JAX_COMPILATION_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+
+
 def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(checkout: Path, tmp_path: Path) -> None:
-    caches = {name: str(tmp_path / "mine" / name) for name in ranks.CACHES}
-    rows = measure(checkout, "--mode", "default+threads=1+deterministic", **caches)
+    caches = {name: str(tmp_path / "mine" / name) for name in CACHES}
+    rows = measure(checkout, "--mode", "default+threads=1+deterministic", WANDB_MODE="offline", **caches)
     assert [(row.framework, row.status, row.cause) for row in rows] == [
         *(("jax", FINISHED, None), ("pytorch", FINISHED, None)),
     ]
@@ -94,7 +99,13 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
     assert rows[0].packages_sha256 != rows[1].packages_sha256
     assert not (tmp_path / "mine").exists()
     # One process and one environment each: the record is of the first row's.
-    record = json.loads(Results(checkout / "results").runs()[0].environment.read_text())
+    (run,) = Results(checkout / "results").runs()
+    assert run.stored_status()["part"] == "row 2 of 2, pytorch"
+    (offline,) = run.folder.glob("wandb/offline-run-*")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", "--summary", str(offline)]
+    summary = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["summary"]
+    assert summary["comparable"] == summary["row1/comparable"] == rows[0].comparable
+    record = json.loads(run.environment.read_text())
     assert "torch" not in record["modules"]
 
 
@@ -133,6 +144,14 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
             ("--mode", "default+fused_optimizer"),
             "status (pytorch: failed: input: switch fused_optimizer did not take: on was set, off was found",
             id="switch",
+        ),
+        pytest.param(
+            "pytorch/training.py",
+            "        return float(handle)\n",
+            "        return float(handle) + __import__('random').random() * 1e-9\n",
+            ("--mode", "default+deterministic"),
+            "status (pytorch: failed: input: switch deterministic did not take: on was set, off was found (a repeat",
+            id="bits of a repeat",
         ),
     ],
 )
@@ -230,6 +249,26 @@ def test_a_row_that_others_disturb_is_measured_again(
     assert peace == (quiet < rows or status == FAILED)
 
 
+def test_a_new_phase_is_not_told_with_the_figures_of_the_row_before(tmp_path: Path) -> None:
+    run = Run(tmp_path / "runs" / "paired_mnist_1-x")
+    run.create(Job("jax", "mnist", 1, "smoke", "fp32", None, "local").rows())
+    run.write_status(state=RUNNING, owner=this_process(), part="row 2 of 8, jax")
+    emit, reader = MetricsWriter(run.metrics), MetricsReader(run.metrics)
+
+    def told() -> str:
+        attempt._pass_on(run, reader, None)
+        return state.describe(run.status()).partition(" (")[0]
+
+    emit("phase", row=0, phase="measuring")
+    emit("block", row=0, step=34, done=34, needed=50, throughput=9734.0, unit="images/s", loss=0.5)
+    assert told() == "row 2 of 8, jax: measuring: 34 steps of at least 50, 9734 images/s, loss 0.5"
+    emit("phase", row=1, phase="training the 10 opening steps")
+    assert told() == "row 2 of 8, jax: training the 10 opening steps"
+    emit("loss", row=1, step=0, loss=2.5)
+    assert told() == "row 2 of 8, jax: training the 10 opening steps: step 1, loss 2.5"
+    assert told() == "row 2 of 8, jax: training the 10 opening steps: step 1, loss 2.5"  # nothing new since
+
+
 def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
     base = Row(framework="jax", device_kind="gpu", status=FAILED)
     assert attempt._autotuner_crashed(base, f"...{attempt.CRASH}...")
@@ -245,7 +284,7 @@ def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
 
 def test_caches_are_of_each_process_alone_and_proxies_are_left_out() -> None:
     found = ranks.environment("/tmp/some")
-    assert {found[name] for name in ranks.CACHES} == {f"/tmp/some/{name.lower()}" for name in ranks.CACHES}
+    assert {name: found[name] for name in CACHES} == {name: f"/tmp/some/{name.lower()}" for name in CACHES}
     assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 

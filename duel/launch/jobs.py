@@ -95,7 +95,8 @@ def wait(runs: list[Run], results: Results, say: Callable[[str], None]) -> bool:
             words = f"{status['run_id']}  {status['state']:9}  {state.describe(status)}".rstrip()
             before, when = said.get(status["run_id"], ("", 0.0))
             # A new phase is said at once, progress within one every ten seconds.
-            key = f"{status['state']} {status.get('phase')} {status.get('slurm', {}).get('reason')}"
+            news = [status.get(name) for name in ("state", "part", "phase")]
+            key = f"{news} {status.get('slurm', {}).get('reason')}"
             if key != before or (status["state"] == RUNNING and time.monotonic() - when > 10):
                 said[status["run_id"]] = (key, time.monotonic())
                 say(words)

@@ -257,13 +257,15 @@ def describe(status: dict[str, Any]) -> str:
     slurm = status.get("slurm", {})
     if status["state"] == RUNNING:
         words = str(status.get("phase", ""))
-        if words == "measuring" and "done" in status:
-            words += f": {status['done']} steps of at least {status['needed']}"
-            words += f", {status['throughput']:.4g} {status['unit']}"
-            words += f", loss {status['loss']:.4g}" if "loss" in status else ""
-        elif words.startswith("training") and "loss" in status:
-            words += f": step {status['step'] + 1}, loss {status['loss']:.4g}"
-        words += f" ({status['age']:.0f} s ago)"
+        progress = status.get("progress", {})
+        if words == "measuring" and "done" in progress:
+            words += f": {progress['done']} steps of at least {progress['needed']}"
+            words += f", {progress['throughput']:.4g} {progress['unit']}"
+            words += f", loss {progress['loss']:.4g}" if "loss" in progress else ""
+        elif words.startswith("training") and "loss" in progress:
+            words += f": step {progress['step'] + 1}, loss {progress['loss']:.4g}"
+        part = f"{status['part']}: " if status.get("part") else ""
+        words = f"{part}{words} ({status['age']:.0f} s ago)"
         unusual = slurm.get("kind") == queue.ALIVE and slurm.get("state") != "RUNNING"
         return f"{words}; its job {slurm['words']}" if unusual else words
     if status["state"] == QUEUED:

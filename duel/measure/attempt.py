@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from duel import modes
 from duel.catalogue import PRESETS
@@ -20,7 +21,7 @@ from duel.record import FAILED, FINISHED, RUNNING, TERMINAL, Row
 from duel.results import HEARTBEAT_SECONDS, Results, Run, utc
 
 POLL_SECONDS = 0.5
-PROGRESS = ("phase", "loss", "block")  # events that a status is made of
+PROGRESS = ("loss", "block")  # events that tell how far a phase has come
 # How gloo, NCCL and the servers of both frameworks say that another process is gone, or does not come.
 BEREAVED = (
     *("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote"),
@@ -260,10 +261,14 @@ def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink | None) -> bool:
     events = reader()
     if sink is not None:
         sink.log(events)
-    said = [event for event in events if event["event"] in PROGRESS]
-    progress = {name: value for event in said for name, value in event.items() if name not in ("event", "time")}
+    said: dict[str, Any] = {}
+    for event in events:
+        if event["event"] == "phase":  # how far the one before had come is not where this one is
+            said = {"row": event["row"], "phase": event["phase"], "progress": {}}
+        elif event["event"] in PROGRESS:
+            said["progress"] = event
     if events or time.time() - run.stored_status()["updated"] > HEARTBEAT_SECONDS:
-        run.write_status(**progress)
+        run.write_status(**said)
     return bool(events)
 
 

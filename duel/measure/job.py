@@ -185,7 +185,9 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
         team = Team(run, job.ranks, results, commands, options, spawn)
         lost: set[int | None] = set()  # points of which no ratio can be made any more
-        for row in rows:
+        for nth, row in enumerate(rows, 1):
+            part = f"row {nth} of {len(rows)}, {row.framework}" if len(rows) > 1 else ""
+            run.write_status(part=part, phase="starting")
             again = AGAIN if job.framework == PAIRED and row.point not in lost else 0
             if not measure_row(run, row, team, reader, sink, again):
                 lost.add(row.point)
