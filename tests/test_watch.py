@@ -139,6 +139,18 @@ def test_a_block_with_a_new_memory_error_is_left_out(nvml: StandIn) -> None:
     assert left_out([before, watch.block(), watch.block()]) == ([1], "1 uncorrected memory error")
 
 
+def test_memory_errors_that_are_not_told_for_a_while_are_not_new_ones(nvml: StandIn) -> None:
+    nvml.joules = iter([1000] * 9)
+    watch = watch_gpu()
+    conditions = [watch.block()]
+    nvml.fails = {"nvmlDeviceGetTotalEccErrors"}
+    conditions.append(watch.block())
+    nvml.fails = set()
+    assert left_out([*conditions, watch.block()]) == ([], "")
+    nvml.ecc_errors += 1
+    assert watch.block().faults == ["uncorrected memory error"]
+
+
 def test_another_process_on_the_device_is_warned_of_and_its_blocks_are_left_out(nvml: StandIn) -> None:
     nvml.joules = iter([1000] * 9)
     nvml.processes = [os.getpid(), 1]
@@ -198,6 +210,16 @@ def test_a_slice_of_a_gpu_has_no_energy_of_its_own(nvml: StandIn) -> None:
     assert found["missing"]["joules_per_item"] == "the device is a MIG slice, the counter is the whole GPU's"
 
 
+def test_a_counter_of_one_device_is_not_the_energy_of_several(nvml: StandIn, clock: SimpleNamespace) -> None:
+    nvml.joules = iter([1000, 1000, 1000, 9_001_000])
+    watch = Watch(Device("gpu", NAME, 1), World(0, 2))
+    watch.begin()
+    clock.seconds = 20.0
+    found = watch.columns([watch.block()], items=10)
+    assert found["joules_per_item"] is None
+    assert found["missing"]["joules_per_item"] == "measured on one device"
+
+
 FUNCTIONS = [
     *("ClockInfo", "Temperature", "CurrentClocksThrottleReasons", "ComputeRunningProcesses"),
     *("TotalEnergyConsumption", "MigMode", "TotalEccErrors"),
@@ -215,9 +237,12 @@ def test_nvml_that_fails_midway_is_a_reason_and_no_end(nvml: StandIn, function: 
     empty = {name for name, value in found.items() if value is None}
     assert empty <= set(found["missing"])
     columns = {"ClockInfo": "clock_mhz", "Temperature": "temperature_celsius", "TotalEccErrors": "ecc_errors"}
-    columns |= {"TotalEnergyConsumption": "joules_per_item"}
+    columns |= {"TotalEnergyConsumption": "joules_per_item", "MigMode": "mig"}
+    columns |= {"ComputeRunningProcesses": "device_process_bytes"}
     if function in columns:
         assert found["missing"][columns[function]] == "NVML: Unknown Error"
+    untold = {"CurrentClocksThrottleReasons": "throttling", "ComputeRunningProcesses": "other processes"}
+    assert watch.untold == (f"{untold[function]} (NVML: Unknown Error)" if function in untold else "")
 
 
 @pytest.mark.parametrize("gone", ["module", "nvmlInit", "nvmlDeviceGetHandleByIndex", "other device"])
@@ -235,6 +260,7 @@ def test_without_nvml_the_columns_say_so(nvml: StandIn, monkeypatch: pytest.Monk
         assert found[name] is None
         assert found["missing"][name].startswith("NVML: ")
     assert watch.device_id is None
+    assert watch.untold.startswith("throttling and other processes (NVML: ")
     assert gpu(NAME, 1, "9.0") == Device("gpu", NAME, 1, compute_capability="9.0")
 
 

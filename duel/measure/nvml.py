@@ -83,10 +83,10 @@ class Gpu:
         return None if found is None else float(found)
 
     @property
-    def throttles(self) -> list[str]:
+    def throttles(self) -> list[str] | None:
         """Why the clocks are held down just now."""
         bits = self._ask("throttles", lambda: self._library.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
-        return [words for bit, words in THROTTLES.items() if (bits or 0) & bit]
+        return None if bits is None else [words for bit, words in THROTTLES.items() if bits & bit]
 
     @property
     def joules(self) -> float | None:
@@ -96,10 +96,10 @@ class Gpu:
         return None if millijoules is None else millijoules / 1e3
 
     @property
-    def mig(self) -> bool:
-        """Whether this is a slice of a GPU."""
+    def mig(self) -> bool | None:
+        """Whether this is a slice of a GPU; None, too, of a GPU that cannot be cut into any."""
         mode = self._ask("mig", lambda: self._library.nvmlDeviceGetMigMode(self._handle)[0])
-        return bool(mode == self._library.NVML_DEVICE_MIG_ENABLE)
+        return None if mode is None else bool(mode == self._library.NVML_DEVICE_MIG_ENABLE)
 
     @property
     def ecc_errors(self) -> int | None:
@@ -112,16 +112,19 @@ class Gpu:
     @property
     def own_bytes(self) -> int | None:
         """Memory of this process on the device, CUDA's own included."""
-        mine = [process for process in self._processes() if process.pid == os.getpid()]
+        mine = [process for process in self._processes("device_process_bytes") or [] if process.pid == os.getpid()]
         return int(mine[0].usedGpuMemory) if mine and mine[0].usedGpuMemory else None
 
     @property
-    def strangers(self) -> int:
+    def strangers(self) -> int | None:
         """Other processes on the device. Where pids are a container's own, one of those that NVML knows is this one."""
-        processes = self._processes()
+        processes = self._processes("strangers")
+        if processes is None:
+            return None
         others = [process for process in processes if process.pid != os.getpid()]
         return len(others) if len(others) < len(processes) else max(0, len(processes) - 1)
 
-    def _processes(self) -> list[Any]:
+    def _processes(self, what: str) -> list[Any] | None:
         ask = self._library.nvmlDeviceGetComputeRunningProcesses
-        return self._ask("strangers", lambda: list(ask(self._handle))) or []
+        found: list[Any] | None = self._ask(what, lambda: list(ask(self._handle)))
+        return found

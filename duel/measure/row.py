@@ -159,7 +159,7 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
         batch_size=batch_size,
         cpus=len(probes.usable_cpus()),
         packages_sha256=probes.packages_sha256(),
-        missing={} if device.driver else {"driver": f"a {device.kind} device has none to ask"},
+        missing={} if device.driver else {"driver": _driverless(device)},
     )
     precision = PRECISIONS[str(row.precision)]
     if why := _lacks(device, precision.name):
@@ -214,6 +214,8 @@ def _measured(run: Run, row: Row, data: Path, device_kind: str | None, emit: Emi
     errors = canary.errors(importlib.import_module("canary").products(work))
     row = row.replace(canary=canary.said(errors))
     if wrong := canary.contradiction(errors, policy):
+        if world.rank == 0:
+            run.write_row(row)  # with its canary
         raise UserError(f"precision {policy} is not in force: {wrong}")
     if number == 0 and world.rank == 0:
         record = probes.environment() | {"device": dataclasses.asdict(device), "framework": devices.versions()}
@@ -283,6 +285,10 @@ def _lacks(device: Device, policy: str) -> str:
     if capability < AMPERE and policy in ("tf32", "bf16"):
         return f"{policy} exists from compute capability {AMPERE} on; this is a {device.name} ({capability})"
     return ""
+
+
+def _driverless(device: Device) -> str:
+    return "NVML does not say" if device.kind == "gpu" else f"a {device.kind} device has none to ask"
 
 
 def _held(work: Any, pool: batches.Pool, arrays: parameters.Arrays, world: World) -> dict[str, str]:
@@ -363,8 +369,9 @@ def _timed(
         print(f"warning: {len(without)} of {len(blocks)} blocks are left out: {why}", flush=True)
     figures = timing.summary(kept if len(kept) >= 2 else blocks, batch_size)
     figures["iterations"] = sum(block.steps for block in blocks)
-    row = row.replace(left_out_blocks=len(without), left_out=why or None, missing={"left_out": "none is"}, **figures)
-    return row, blocks
+    untold = f"; not told: {watch.untold}" if watch.untold else ""
+    told = {"left_out": why + untold if why else None, "missing": {"left_out": f"none is{untold}"}}
+    return row.replace(left_out_blocks=len(without), **told, **figures), blocks
 
 
 def _with_memory(row: Row, work: Any, devices: Any) -> Row:

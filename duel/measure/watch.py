@@ -28,19 +28,19 @@ PROC, POWERCAP = Path("/proc"), Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class Conditions:
-    """Those of one block. ``foreign_load`` is others' share of the time of the CPUs that this process may use."""
+    """Those of one block; None is not told. ``foreign_load``: others' share of the time of this process's CPUs."""
 
     clock_mhz: float | None = None
     temperature_celsius: float | None = None
-    throttles: tuple[str, ...] = ()
-    strangers: int = 0
+    throttles: tuple[str, ...] | None = ()
+    strangers: int | None = 0
     foreign_load: float | None = None
     ecc_errors: int = 0  # uncorrected ones since the block before
 
     @property
     def faults(self) -> list[str]:
         """Why the block is left out; empty if it is not."""
-        said = [f"throttled ({words})" for words in self.throttles]
+        said = [f"throttled ({words})" for words in self.throttles or ()]
         said += ["another process on the device"] if self.strangers else []
         said += ["uncorrected memory error"] if self.ecc_errors else []
         return said + (["other processes on the CPUs"] if (self.foreign_load or 0.0) > FOREIGN_LOAD else [])
@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(self, device: Device, world: World) -> None:
         self.missing: dict[str, str] = {}
-        self._device = device
+        self._device, self._world = device, world
         self._cpus = usable_cpus()
         self._gpu: Gpu | None = None
         if device.kind == "gpu":
@@ -61,7 +61,7 @@ class Watch:
                 self.missing |= dict.fromkeys(("clock_mhz", "temperature_celsius", "joules_per_item"), str(error))
                 self.missing |= dict.fromkeys(("device_id", "device_process_bytes", "ecc_errors"), str(error))
         self._others = self._gpu.strangers if self._gpu else 0
-        self._ecc_errors = (self._gpu.ecc_errors or 0) if self._gpu else 0
+        self._ecc_errors = self._gpu.ecc_errors if self._gpu else None
         self._start = self._before = self._cpu_seconds()
         self._begun: tuple[float, list[float]] | None = None
         self.idle_watts = self._idle()
@@ -79,7 +79,18 @@ class Watch:
     @property
     def sliced(self) -> bool:
         """Whether the device is a MIG slice: its power and its ceilings are not its own."""
-        return self._gpu is not None and self._gpu.mig
+        return self._gpu is not None and bool(self._gpu.mig)
+
+    @property
+    def untold(self) -> str:
+        """What no block could be left out for, because nobody said it; empty where all was told."""
+        if self._device.kind != "gpu":
+            return ""
+        if self._gpu is None:
+            return f"throttling and other processes ({self.missing['clock_mhz']})"
+        asked = {"throttling": "throttles", "other processes": "strangers"}
+        failures = self._gpu.failures
+        return " and ".join(f"{words} ({failures[name]})" for words, name in asked.items() if name in failures)
 
     def block(self) -> Conditions:
         """Those since the last call."""
@@ -89,9 +100,13 @@ class Watch:
         if self._gpu is None:
             clock = self._cpu_clock() if self._device.kind == "cpu" else None
             return Conditions(clock_mhz=clock, foreign_load=load)
-        gpu, errors = self._gpu, self._gpu.ecc_errors or 0
-        new, self._ecc_errors = max(0, errors - self._ecc_errors), errors
-        return Conditions(gpu.clock_mhz, gpu.temperature_celsius, tuple(gpu.throttles), gpu.strangers, load, new)
+        gpu, errors, throttles = self._gpu, self._gpu.ecc_errors, self._gpu.throttles
+        new = 0
+        if errors is not None:
+            new = max(0, errors - (errors if self._ecc_errors is None else self._ecc_errors))
+            self._ecc_errors = errors
+        held_down = None if throttles is None else tuple(throttles)
+        return Conditions(gpu.clock_mhz, gpu.temperature_celsius, held_down, gpu.strangers, load, new)
 
     def begin(self) -> None:
         """The measured blocks begin now."""
@@ -126,6 +141,9 @@ class Watch:
     def _energy(self, items: int) -> dict[str, Any]:
         names = ("joules_per_item", "mean_watts", "idle_watts", "energy_source")
         nothing = dict.fromkeys(names)
+        if self._world.size > 1:  # the counter is of one of them, what is computed is of all
+            self.missing |= dict.fromkeys(names, "measured on one device")
+            return nothing
         if self.sliced:
             self.missing |= dict.fromkeys(names, "the device is a MIG slice, the counter is the whole GPU's")
             return nothing
