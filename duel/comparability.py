@@ -105,7 +105,7 @@ def judged(rows: list[Row]) -> list[Row]:
         (row.run_id, row.row): verdict(*pair)
         for pair in partners(rows)
         for row in pair
-        if all(side.status == FINISHED for side in pair) or any(side.status not in (FINISHED, SKIPPED) for side in pair)
+        if any(side.status != SKIPPED for side in pair)
     }
     return [
         row.replace(comparable=said)

@@ -44,7 +44,6 @@ class Switch:
     device_kinds: tuple[str, ...] = DEVICE_KINDS
     modules: tuple[str, ...] = (TRAINING, PER_SAMPLE, INFERENCE)
     suits: Callable[[Benchmark], bool] = lambda benchmark: True
-    precisions: tuple[str, ...] = ()  # empty: all
     needs: str = ""  # a switch that must be on
     excludes: str = ""  # one that must not
 
@@ -162,7 +161,7 @@ def check(mode: str) -> str:
         raise ValueError(
             f"unknown mode {name!r}; valid: {', '.join(MODES)}, each with switches behind it, as in default+compile"
         )
-    turned: dict[str, str] = {}
+    turned = _named(name)
     for text, switch, value in steps:
         known = [one for one in SWITCHES if one.name == switch]
         if not known:
@@ -189,10 +188,15 @@ def _takes(switch: Switch, value: str) -> bool:
     return value in switch.values or (switch.counts and re.fullmatch(r"[1-9]\d{0,5}", value) is not None)
 
 
+def _named(name: str) -> dict[str, str]:
+    """The switch that a mode has its name of."""
+    return {name: ON} if name in (COMPILE, OPACUS) else {}
+
+
 def _asked(mode: str) -> tuple[str, dict[str, str]]:
     """The mode's name, and the switches that are turned by name."""
     name, steps = _split(mode)
-    return name, ({name: ON} if name in (COMPILE, OPACUS) else {}) | {switch: value for _, switch, value in steps}
+    return name, _named(name) | {switch: value for _, switch, value in steps}
 
 
 def _applicable(framework: str, benchmark: str, use_case: int, device_kind: str | None) -> dict[str, Switch]:
@@ -246,9 +250,11 @@ def settings(
         values |= {switch: value for switch, value in RUNGS[rung - 1].items() if switch in here}
     for one in here.values():
         if values[one.name] == ON and one.needs and values.get(one.needs) != ON:
-            raise UserError(f"--mode {mode}: switch {one.name} needs {one.needs}")
+            valid = f"{mode}+{one.needs}" if one.name in asked else f"{mode}-{one.name}"
+            raise UserError(f"--mode {mode}: switch {one.name} needs {one.needs}; valid: {valid}")
         if values[one.name] == ON and one.excludes and values.get(one.excludes) == ON:
-            raise UserError(f"--mode {mode}: switches {one.name} and {one.excludes} exclude each other")
+            valid = "one of them" if one.excludes in asked else f"{mode}-{one.excludes}"
+            raise UserError(f"--mode {mode}: switches {one.name} and {one.excludes} exclude each other; valid: {valid}")
     return values
 
 

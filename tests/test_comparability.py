@@ -10,7 +10,7 @@ from duel import comparability
 from duel.certificate import VERIFIED
 from duel.comparability import ALIKE, COMPARABLE, NOT_COMPARABLE, judged, partners, verdict
 from duel.modes import HANDICAPPED
-from duel.record import FAILED, FINISHED, Row
+from duel.record import FAILED, FINISHED, SKIPPED, Row
 from duel.report import pairs
 from duel.report.compare import verdicts
 
@@ -145,6 +145,14 @@ def test_one_pair_that_is_not_comparable_bars_all_of_them() -> None:
     (found,) = pairs.outcomes(rows)
     assert found.found is None
     assert found.verdict == f"no ratio: {NOT_COMPARABLE}: weights_sha256 (aaaaaaaaaaaa | cccccccccccc)"
+
+
+def test_what_neither_side_can_do_has_its_reason() -> None:
+    rows = [dataclasses.replace(row, status=SKIPPED, cause="tf32 exists on gpu only") for row in sides([1.5])]
+    (found,) = pairs.outcomes(rows)
+    assert found.verdict == "no ratio: skipped on both sides: tf32 exists on gpu only"
+    (found,) = pairs.outcomes([rows[0], sides([1.5])[1]])
+    assert found.verdict == f"no ratio: {NOT_COMPARABLE}: status (jax: skipped: tf32 exists on gpu only)"
 
 
 def test_too_few_pairs_make_no_ratio_and_it_is_said_what_would() -> None:

@@ -32,6 +32,7 @@ def test_a_name_with_switches_is_a_mode(mode: str) -> None:
         ("default+threads", "+threads: valid is +threads=VALUE with one of all, a number"),
         ("default+threads=0", "+threads=0: valid is"),
         ("default+compile-compile", "mode 'default+compile-compile' contradicts itself: compile is on and off"),
+        ("compile-compile", "mode 'compile-compile' contradicts itself: compile is on and off"),
         ("default+attention=math+attention=flash", "contradicts itself: attention is math and flash"),
         ("default+", "a name, then +switch, -switch or +switch=value, is valid"),
         ("default+compile!", "is valid"),
@@ -91,8 +92,10 @@ def test_a_switch_that_a_side_lacks_leaves_it_as_it_is() -> None:
     [
         ("default+channels_last", {"benchmark": "gpt2"}, "does not apply to train_single of gpt2 on a cpu; valid: "),
         ("default+cuda_graphs", {}, "switch cuda_graphs does not apply to train_single of resnet50 on a cpu"),
-        ("default+cuda_graphs", {"kind": "gpu"}, "switch cuda_graphs needs compile"),
-        ("opacus+compile", {"use_case": 3}, "switches opacus and compile exclude each other"),
+        ("default+cuda_graphs", {"kind": "gpu"}, "cuda_graphs needs compile; valid: default+cuda_graphs+compile"),
+        ("tuned-compile", {"kind": "gpu"}, "switch cuda_graphs needs compile; valid: tuned-compile-cuda_graphs"),
+        ("opacus+compile", {"use_case": 3}, "switches opacus and compile exclude each other; valid: one of them"),
+        ("tuned+opacus", {"use_case": 3}, "exclude each other; valid: tuned+opacus-compile"),
         ("default+attention=flash", {"framework": "jax", "benchmark": "gpt2"}, "flash is no value of switch attention"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 from test_comparability import sides
 
+from duel import certificate
 from duel.catalogue import BENCHMARKS
 from duel.comparability import COMPARABLE, judged
 from duel.errors import UserError
@@ -19,6 +20,9 @@ from duel.results import Results, read_rows, write_rows
 
 README = f"# Some page\n\n{published.BEGIN}\nold\n{published.END}\n\nmore\n"
 NAMES = {"device_name": "some processor", "device_kind": "cpu", "git_sha": "0" * 40, "git_dirty": False, "pair": "p1"}
+NAMES |= {"code_sha256": "c" * 64}
+CERTIFICATE = {"format": certificate.FORMAT, "code_sha256": "c" * 64, "weights_sha256": ["a" * 64], "passed": True}
+CERTIFICATE |= {"versions": {"jax": {}, "pytorch": {}}, "precisions": ["fp32"]}
 
 
 def rows(ratios: list[float], **change: object) -> list[Row]:
@@ -31,7 +35,7 @@ def results(tmp_path: Path) -> Results:
     found = Results(tmp_path / "results")
     for folder in ("runs", "parity"):
         (found.folder / folder).mkdir(parents=True)
-    (found.folder / "parity" / "mnist-full-cpu.json").write_text("{}")
+    (found.folder / "parity" / "mnist-full-cpu.json").write_text(json.dumps(CERTIFICATE))
     (tmp_path / "README.md").write_text(README)
     return found
 
@@ -64,7 +68,7 @@ def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_
     blocks = {"step_seconds": [0.01, 0.02], "throttles": [None, ["hot"]]}
     assert json.loads(first) == {"row": 0, "calls": {"seconds": [0.1]}, "blocks": blocks}
     assert json.loads(second) == {"row": 1, "blocks": {}}
-    assert (folder / "parity" / "mnist-full-cpu.json").exists()
+    assert json.loads((folder / "parity" / "mnist-full-cpu.json").read_text()) == CERTIFICATE
     text = (results.folder.parent / "README.md").read_text()
     assert text.startswith("# Some page\n")
     assert text.endswith("\n\nmore\n")
@@ -116,6 +120,20 @@ def test_what_others_disturbed_is_published_beside_what_was_measured_instead(res
     assert found.found is not None
 
 
+def test_a_ratio_stands_on_the_certificate_beside_it(results: Results) -> None:
+    """Code and proof may have changed since it was measured."""
+    publish(results, rows([1.5] * 4))
+    file = results.folder / "parity" / "mnist-full-cpu.json"
+    file.write_text(json.dumps(CERTIFICATE | {"code_sha256": "d" * 64}))
+    newer = rows([1.2] * 4, pair="p2", use_case=5, group="other", run_id="paired_mnist_5-a", code_sha256="d" * 64)
+    with pytest.raises(UserError, match=r"paired_mnist_1-a, which is published there, is of other code, "):
+        publish(results, newer)
+    (published_file,) = (results.folder / "published" / "cpu" / "parity").iterdir()
+    assert json.loads(published_file.read_text()) == CERTIFICATE
+    with pytest.raises(UserError, match="nothing to publish"):
+        publish(results, rows([1.5] * 4), name="other")
+
+
 def test_a_folder_is_of_one_device(results: Results) -> None:
     publish(results, rows([1.5] * 4))
     other = rows([1.2] * 4, pair="p2", group="other", run_id="paired_mnist_1-b", device_name="another")
@@ -160,3 +178,5 @@ def test_the_tables_are_of_the_published_records() -> None:
         assert (file.parent / "README.md").read_text() == f"# {file.parent.name}\n\n{published.table(read_rows(file))}"
         for outcome in outcomes(read_rows(file)):
             assert outcome.pairs[0][0].benchmark in BENCHMARKS
+            sides = [row for pair in outcome.pairs for row in pair]
+            assert outcome.found is None or {certificate.verdict(row, file.parent) for row in sides} == {"verified"}

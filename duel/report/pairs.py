@@ -78,7 +78,7 @@ def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
 
     A ratio is made of all of them or of none: to leave out a pair that is not comparable would choose among results.
     """
-    barred = list(dict.fromkeys(str(one.comparable) for one, _ in pairs if one.comparable != COMPARABLE))
+    barred = list(dict.fromkeys(_barred(one) for one, _ in pairs if one.comparable != COMPARABLE))
     if barred:
         return Outcome(pairs, None, None, "; ".join(barred))
     if changed := _changed(pairs):
@@ -91,6 +91,11 @@ def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
         why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
         return Outcome(pairs, None, None, why)
     return Outcome(pairs, estimate(logs(pairs)), noise_floor(_same_side(pairs)), "", _break_even(pairs))
+
+
+def _barred(row: Row) -> str:
+    """Of a pair that was skipped on both sides nothing is judged."""
+    return str(row.comparable) if row.comparable else f"{row.status} on both sides: {row.cause}"
 
 
 def logs(pairs: list[tuple[Row, Row]]) -> list[float]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from duel import certificate
 from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS
-from duel.comparability import NOT_COMPARABLE, judged
+from duel.comparability import COMPARABLE, NOT_COMPARABLE, judged
 from duel.errors import UserError
 from duel.modes import MODES
 from duel.record import FINISHED, Row
@@ -44,7 +44,7 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     device = _device(before or [outcome.pairs[0][0] for outcome in measured])
     found, left_out = [], []
     for outcome in measured:
-        if why := _unfit(outcome, device):
+        if why := _unfit(outcome, device, results):
             left_out.append(f"{outcome.pairs[0][0].run_id}: {why}")
         else:
             found.append(outcome)
@@ -57,9 +57,18 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     points = {(outcome.pairs[0][0].group, outcome.pairs[0][0].point) for outcome in latest.values()}
     new = [row for row in rows if (row.group, row.point) in points]
     kept = [row for row in before if row.pair not in latest]
-    for row in new:
+    certificates = {
+        certificate.path(results.folder, *what): certificate.path(folder, *what)
+        for what in ((str(row.benchmark), str(row.size), str(row.device_kind)) for row in new)
+    }
+    for row in kept:
         source = certificate.path(results.folder, str(row.benchmark), str(row.size), str(row.device_kind))
-        target = certificate.path(folder, str(row.benchmark), str(row.size), str(row.device_kind))
+        if source in certificates and row.comparable == COMPARABLE and _uncertified(row, results):
+            raise UserError(
+                f"{row.run_id}, which is published there, is of other code, weights or versions than the certificate "
+                f"in results/parity/{source.name}: measure it again, too, or choose another --name"
+            )
+    for source, target in certificates.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
     rows = sorted(
@@ -78,7 +87,13 @@ def _device(rows: list[Row]) -> str | None:
     return max(((row.started or "", row.device_name) for row in rows if row.device_name), default=("", None))[1]
 
 
-def _unfit(outcome: Outcome, device: str | None) -> str:
+def _uncertified(row: Row, results: Results) -> str:
+    """Why the certificate of now does not hold for ``row``; empty where it does."""
+    found = certificate.verdict(row, results.folder)
+    return "" if found == certificate.VERIFIED else found
+
+
+def _unfit(outcome: Outcome, device: str | None, results: Results) -> str:
     """Why an outcome is not to be published; empty if it is. One that is not comparable is: with the reason."""
     rows = [row for pair in outcome.pairs for row in pair]
     if any(row.status != FINISHED for row in rows):
@@ -91,7 +106,9 @@ def _unfit(outcome: Outcome, device: str | None) -> str:
         return f"{len(outcome.pairs)} pairs of preset {preset}: --paired with {claims} is valid"
     if any(row.git_dirty or row.git_sha is None for row in rows):
         return "the code that ran was no commit"
-    return ""
+    if outcome.found is None:
+        return ""
+    return next(filter(None, (_uncertified(row, results) for row in rows)), "")
 
 
 def _keep_samples(rows: list[Row], results: Results, folder: Path) -> None:
@@ -152,8 +169,9 @@ def summary(rows: list[Row], name: str) -> str:
     link = f"results/published/{name}/README.md"
     return "\n".join(
         [
-            f"{_where(rows)} JAX's throughput as a multiple of PyTorch's, 95 % interval, and who is faster by it;",
-            f"with the throughputs themselves, the noise floors and reasons in [{link}]({link}).",
+            f"{_where(rows)} JAX's throughput as a multiple of PyTorch's, of pairs that are COMPARABLE,",
+            "with its 95 % interval, and who is faster by that and by the noise floor. Noise floors, numbers of pairs,",
+            f"throughputs and reasons: [{link}]({link}).",
             "",
             f"| benchmark | use case | batch | {' | '.join(modes)} |",
             f"|---|---|---|{'---|' * len(modes)}",
