@@ -30,6 +30,20 @@ def test_the_interval_covers_the_true_ratio(pairs: int) -> None:
 
 
 @pytest.mark.parametrize("pairs", [4, 10])
+def test_resampling_blocks_of_few_processes_would_not_cover_it(pairs: int) -> None:
+    """Why the unit is a process: what docs/methodology.md says of the other way."""
+    generator = np.random.default_rng(300 + pairs)
+    covered, simulations = 0, 400
+    for _ in range(simulations):
+        means = 1 + BETWEEN * generator.standard_normal((2, pairs, 1))
+        one, other = (means * (1 + WITHIN * generator.standard_normal((2, pairs, BLOCKS)))).reshape(2, -1)
+        draws = [side[generator.integers(side.size, size=(200, side.size))].mean(1) for side in (RATIO * one, other)]
+        low, high = np.quantile(draws[0] / draws[1], [0.025, 0.975])
+        covered += low <= RATIO <= high
+    assert covered / simulations < 0.4
+
+
+@pytest.mark.parametrize("pairs", [4, 10])
 def test_a_framework_differs_from_itself_in_at_most_five_of_a_hundred(pairs: int) -> None:
     generator = np.random.default_rng(100 + pairs)
     called = 0
