@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Main, rows_of
+from conftest import ROOT, Main, clean_environment, interpreter, rows_of
 from golden import regenerate
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
@@ -186,6 +186,16 @@ def test_a_device_that_is_not_there_fails_its_row_with_what_is(main: Main, check
     assert row["cause"].startswith("input: ")
     assert "cpu" in row["cause"]
     assert "Traceback" not in main("logs", row["run_id"]).stdout
+
+
+@pytest.mark.parametrize("variable", ["DUEL_SILENCE_SECONDS", "DUEL_GATHER_SECONDS"])
+@pytest.mark.parametrize("text", ["half an hour", "0", "nan"])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(variable: str, text: str) -> None:
+    command = [interpreter("jax"), "jax/run.py", "--benchmark", "mnist", "--use_case", "1"]
+    environment = clean_environment() | {variable: text}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {variable}={text}: a number of seconds above 0 is valid\n"
 
 
 def test_a_precision_that_the_device_lacks_is_a_skipped_row(main: Main, checkout: Path) -> None:

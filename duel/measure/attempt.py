@@ -28,7 +28,7 @@ BEREAVED = (
     "getkeyvalue() timed out",
 )
 # A measuring process that is silent for so long hangs: the slowest thing that it does without a word is to compile.
-SILENCE_SECONDS = float(os.environ.get("DUEL_SILENCE_SECONDS") or 1800)
+SILENCE_SECONDS = probes.seconds("DUEL_SILENCE_SECONDS", 1800.0)
 CRASH = "CUDA_ERROR_ILLEGAL_ADDRESS"
 Commands = dict[str, list[str]]  # run.py with its interpreter, by framework
 PORTS = 3  # tries at a row whose port somebody else takes

@@ -19,6 +19,19 @@ PREFIXES = (
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
+def seconds(variable: str, default: float) -> float:
+    """A limit that the target's set-up may change by ``variable``. What is none ends the process, as a wrong option."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if found > 0:
+        return found
+    print(f"error: {variable}={text}: a number of seconds above 0 is valid", file=sys.stderr)
+    sys.exit(2)
+
+
 def user() -> str:
     try:
         return getpass.getuser()

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from duel.measure import probes
 from duel.results import Run
 
 # A container may have to be unpacked on each node first; but nobody waits for ever.
-GATHER_SECONDS = float(os.environ.get("DUEL_GATHER_SECONDS") or 180)
+GATHER_SECONDS = probes.seconds("DUEL_GATHER_SECONDS", 180.0)
 ALIVE_SECONDS, SILENT_SECONDS = 5.0, 30.0
 CONNECT_SECONDS = 5.0
 END_SECONDS = 10.0  # between a first death and the others' being told to end, and for that
