@@ -24,6 +24,7 @@ import weights
 from duel.catalogue import GROUPS, Benchmark
 from duel.measure.batches import Batch, Pool
 from duel.measure.device import Setting
+from duel.measure.probes import usable_cpus
 from models import _layers
 
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -173,6 +174,9 @@ class Network:
             trees = importlib.import_module("torch._inductor.cudagraph_trees")
             manager = trees.get_manager(self._device.index, create_if_none_exists=False)
             found["cuda_graphs"] = ("on" if manager is not None else "off", "Inductor's manager of recorded graphs")
+        if self._device.type == "cpu":
+            there = self._setting.switches.get("threads", "all")
+            found["threads"] = (there, f"affinity, {len(usable_cpus())} CPUs, {torch.get_num_threads()} threads")
         return found | self._observed_here()
 
     def _observed_here(self) -> dict[str, tuple[str, str]]:

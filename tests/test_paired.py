@@ -92,7 +92,8 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
     assert "parity (jax and pytorch: unverified: no certificate" in str(rows[0].comparable)
     for row in rows:
         proofs = json.loads(str(row.proofs))
-        assert (proofs["threads"], row.cpus) == ("affinity, 1 CPUs", 1)
+        counted = {"pytorch": ", 1 threads"}.get(str(row.framework), "")
+        assert (proofs["threads"], row.cpus) == (f"affinity, 1 CPUs{counted}", 1)
         assert proofs["deterministic"] == "a repeat gave the same bits"
         assert "deterministic=on" in str(row.switches)
     assert len({row.run_id for row in rows}) == len({row.group for row in rows}) == 1
@@ -280,6 +281,16 @@ def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
     ):
         assert not attempt._autotuner_crashed(row, attempt.CRASH)
     assert not attempt._autotuner_crashed(base, "RESOURCE_EXHAUSTED: out of memory")
+
+
+def test_a_number_of_threads_that_one_side_alone_would_obey_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA knows no OMP_NUM_THREADS, PyTorch no NPROC."""
+    names = ("OMP_NUM_THREADS", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "MKL_NUM_THREADS", "NPROC")
+    for name in (*names, "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.setenv(name, "1")
+    assert not set(names) & set(ranks.environment("/tmp/some"))
+    assert "OMPI_COMM_WORLD_RANK" in ranks.environment("/tmp/some")
+    assert set(names) <= set(ranks.environment("/tmp/some", timed=False))
 
 
 def test_caches_are_of_each_process_alone_and_proxies_are_left_out() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duel import modes
-from duel.catalogue import PRESETS
+from duel.catalogue import PRESETS, VALIDATE
 from duel.comparability import disturbances
 from duel.measure import probes, ranks, timing
 from duel.measure.sinks import MetricsReader, WandbSink
@@ -75,7 +75,7 @@ class Team:
         # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
         return subprocess.Popen(
             [*self._commands[framework], "--run_folder", str(self._run.folder), "--row", str(number), *here],
-            env=ranks.environment(self._caches.name),
+            env=ranks.environment(self._caches.name, row.use_case != VALIDATE),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
