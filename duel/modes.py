@@ -107,7 +107,7 @@ SWITCHES: tuple[Switch, ...] = (
         values=(ON, OFF),
         modules=(TRAINING,),
     ),
-    Switch("cuda_graphs", "jax", "XLA's command buffers", AS_PASSED, values=(ON, OFF), device_kinds=_GPU),
+    Switch("command_buffers", "jax", "XLA's CUDA graphs", AS_PASSED, values=(ON, OFF), device_kinds=_GPU),
     Switch(
         *("triton_gemm", "jax", "XLA may take Triton for matrix products", "custom calls of the program"),
         values=(ON, OFF),

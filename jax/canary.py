@@ -15,7 +15,9 @@ def products(work: Any) -> npt.NDArray[Any]:
     """The products of ``duel.measure.canary.inputs``, one behind the other, computed as ``work`` computes its model."""
     given = canary.inputs()
     given |= {"image": given["image"].transpose(0, 2, 3, 1), "kernel": given["kernel"].transpose(2, 3, 1, 0)}
-    return np.array(jax.jit(lambda arrays: work.applied(_compute, arrays))(work.placed(tuple(given.values()))))
+    arrays = work.placed(tuple(given.values()))
+    compiled = work.compiled(jax.jit(lambda arrays: work.applied(_compute, arrays)).lower(arrays))
+    return np.array(compiled(arrays))
 
 
 def _compute(a: Any, b: Any, image: Any, kernel: Any, q: Any, k: Any, v: Any, values: Any, segments: Any) -> jax.Array:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -75,7 +76,7 @@ class Network:
     def compile(self) -> float | None:
         """Compile what ``step`` runs ahead of time; seconds of trace, lower and compile."""
         times = [time.perf_counter()]
-        for stage in (lambda _: self._trace(), lambda traced: traced.lower(), self._compiled):
+        for stage in (lambda _: self._trace(), lambda traced: traced.lower(), self.compiled):
             self._program = stage(self._program)
             times.append(time.perf_counter())
         self._seconds = dict(zip(STAGES, (b - a for a, b in itertools.pairwise(times)), strict=True))
@@ -105,14 +106,17 @@ class Network:
             "attention": ("cudnn", "__cudnn$fmha") if "__cudnn$fmha" in text else ("math", "no custom call for it"),
         }
         if self._setting.switches.get("triton_gemm") == "off":
-            found["triton_gemm"] = ("on" if "__triton" in text else "off", "'__triton' in the program")
+            # Of matrix products alone: XLA writes softmax and the like in Triton, too.
+            products = sorted(set(re.findall(r"__triton\w*gemm\w*", text)))
+            found["triton_gemm"] = ("on" if products else "off", ", ".join(products) or "no '__triton_gemm'")
         return found
 
-    def _compiled(self, lowered: Any) -> Any:
+    def compiled(self, lowered: Any) -> Any:
+        """``lowered`` as the switches have it compiled."""
         switches = self._setting.switches
         options: dict[str, Any] = {}  # those that differ from what XLA does by itself
         if self._device.platform == "gpu":
-            options |= {"xla_gpu_enable_command_buffer": ""} if switches.get("cuda_graphs") == "off" else {}
+            options |= {"xla_gpu_enable_command_buffer": ""} if switches.get("command_buffers") == "off" else {}
             options |= {"xla_gpu_enable_triton_gemm": False} if switches.get("triton_gemm") == "off" else {}
             options |= {"xla_gpu_enable_latency_hiding_scheduler": True} if self._setting.on("latency_hiding") else {}
             options |= {"xla_gpu_deterministic_ops": True} if self._setting.on("deterministic") else {}

@@ -48,6 +48,11 @@ def _hooked(model: nn.Module) -> Any:
         raise UserError(f"--mode opacus: {error}") from error
 
 
+def _cloned(result: Any) -> Any:
+    """A product of its own memory: norms, or an array for each parameter."""
+    return result.clone() if isinstance(result, torch.Tensor) else {name: a.clone() for name, a in result.items()}
+
+
 def _cut(inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, size: int) -> list[Any]:
     """A batch as (inputs, labels) of ``size`` samples each: made once, since every view costs microseconds."""
     each = zip(*(array.split(size) for array in inputs), strict=True)
@@ -79,6 +84,7 @@ class PerSampleGradients(Network):
         for enable in (enable_flash_sdp, enable_mem_efficient_sdp, enable_cudnn_sdp):
             enable(False)
         self._run: Any = self._compiled(self._some)
+        self._replayed = setting.on("cuda_graphs")
         self._hooked: Any = None
         if setting.on("opacus"):
             self._hooked = _hooked(self._model)
@@ -94,7 +100,12 @@ class PerSampleGradients(Network):
         "materialised": for each parameter (N, ...). "norms": (N,). "clipped_sum": for each parameter the sum over the
         samples, each of at most ``CLIP_NORM``.
         """
-        parts: list[Any] = [self._run(*part) for part in self._parts[index % len(self._parts)]]
+        cut = self._parts[index % len(self._parts)]
+        parts: list[Any] = []
+        for part in cut:
+            result = self._run(*part)
+            # The next replay of a graph writes where this one's results are.
+            parts.append(_cloned(result) if self._replayed and len(cut) > 1 else result)
         result = parts[0]
         if len(parts) > 1:
             if self._product == "norms":

@@ -55,6 +55,9 @@ def test_a_switch_that_needs_another_is_turned_on_behind_it_and_leaves_with_it()
     assert found["cuda_graphs"].first == ("default+compile", "default+compile+cuda_graphs")
     assert found["cuda_graphs"].last == ("tuned-cuda_graphs", "tuned")
     assert found["compile"].last == ("tuned-compile-cuda_graphs", "tuned")
+    for mode in ("tuned-cuda_graphs", "tuned-compile-cuda_graphs"):  # of PyTorch alone
+        of = [modes.settings(each, "jax", "gpt2", 1, "bf16", "gpu") for each in (mode, "tuned")]
+        assert of[0] == of[1]
     assert found["attention"].first == ("default", "default+attention=cudnn")
     assert found["attention"].last == ("tuned+attention=framework", "tuned")
 
