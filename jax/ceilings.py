@@ -19,13 +19,14 @@ def loops(setting: Setting) -> dict[str, Callable[[int], None]]:
     width = ceilings.WIDTHS[kind]
     matrix = jax.random.normal(jax.device_put(jax.random.key(0), device), (width, width), jnp.float32)
     matrix = matrix.astype(COMPUTE.get(setting.precision) or jnp.float32)
-    copied = jax.jit(lambda x: x + 1)
+    copied = jax.jit(lambda x: x + 1, donate_argnums=0)  # in place: a new array each time would be made page by page
     multiplied = jax.jit(lambda a: _layers.linear(a, a))
 
     def copy(rounds: int) -> None:
+        nonlocal source
         for _ in range(rounds):
-            result = copied(source)
-        result.block_until_ready()
+            source = copied(source)
+        source.block_until_ready()
 
     def matmul(rounds: int) -> None:
         for _ in range(rounds):

@@ -16,7 +16,6 @@ def loops(setting: Setting) -> dict[str, Callable[[int], None]]:
     if kind == "tpu":  # torch_xla would record the rounds and run them as one program
         return {}
     source = torch.ones(ceilings.COPIED[kind], device=device)
-    target = torch.empty_like(source)
     width = ceilings.WIDTHS[kind]
     matrix = torch.randn(width, width, device=device).to(COMPUTE.get(setting.precision, torch.float32))
 
@@ -26,7 +25,7 @@ def loops(setting: Setting) -> dict[str, Callable[[int], None]]:
 
     def copy(rounds: int) -> None:
         for _ in range(rounds):
-            torch.add(source, 1, out=target)
+            source.add_(1)
         wait()
 
     def matmul(rounds: int) -> None:
