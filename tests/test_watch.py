@@ -93,11 +93,12 @@ class StandIn(SimpleNamespace):
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     stand_in = StandIn()
     monkeypatch.setitem(sys.modules, "pynvml", stand_in)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(watching, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "PROC", tmp_path)  # what others do to this machine's CPUs is not for these tests
     return stand_in
 
 
@@ -164,6 +165,28 @@ def test_in_a_container_one_of_the_processes_is_this_one(nvml: StandIn) -> None:
     assert Gpu.open(NAME).strangers == 0
     nvml.processes = [4711, 4712]
     assert Gpu.open(NAME).strangers == 1
+
+
+def test_the_cpus_of_a_gpu_s_process_are_watched_too(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operation by operation a host that is busy holds up the device."""
+    nvml.joules = iter([1000] * 9)
+    watch = watch_gpu()
+    readings = iter([(0.0, 0.0, 0.0), (1.0, 1.0 * len(watch._cpus), 0.5)])
+    monkeypatch.setattr(Watch, "_cpu_seconds", lambda self: next(readings))
+    watch.begin()
+    assert watch.block().faults == ["other processes on the CPUs"]
+
+
+def test_a_slice_of_a_gpu_is_known_by_what_cuda_calls_it_too(nvml: StandIn) -> None:
+    """Where NVML shows the whole GPU, whose name is another."""
+    watch = Watch(Device("gpu", f"{NAME} MIG 1g.10gb", 1), World())
+    assert watch.sliced
+    assert watch.untold.startswith("throttling and other processes (NVML: device 0 is a NVIDIA H100 80GB HBM3, and not")
+
+
+def test_on_several_devices_only_the_first_is_asked(nvml: StandIn) -> None:
+    nvml.joules = iter([1000] * 9)
+    assert Watch(Device("gpu", NAME, 1), World(0, 2)).untold == "what befell the other ranks"
 
 
 def test_energy_is_the_counter_s_difference(nvml: StandIn, clock: SimpleNamespace) -> None:
@@ -336,6 +359,7 @@ def rapl(folder: Path, *readings: int, most: int = 262_143_328_850) -> None:
     for package, reading in enumerate(readings):
         path = folder / f"intel-rapl:{package}"
         path.mkdir(parents=True, exist_ok=True)
+        (path / "name").write_text(f"package-{package}\n")
         (path / "energy_uj").write_text(f"{reading}\n")
         (path / "max_energy_range_uj").write_text(f"{most}\n")
         (folder / f"intel-rapl:{package}:0").mkdir(exist_ok=True)  # a part of the package, which is counted with it
@@ -347,11 +371,13 @@ def test_energy_of_cpus_is_that_of_all_packages_and_counters_begin_anew(
     monkeypatch.setattr(watching, "POWERCAP", tmp_path)
     monkeypatch.setattr(Watch, "_cpu_seconds", lambda self: (0.0, 0.0, 0.0))
     monkeypatch.setattr(watching, "IDLE_SECONDS", 0.0)
-    rapl(tmp_path, 10_000_000, 262_000_000_000)
+    rapl(tmp_path, 10_000_000, 262_000_000_000, 5_000_000)
+    (tmp_path / "intel-rapl:2" / "name").write_text("psys\n")  # the whole platform, on laptops
     watch = Watch(CPU, World())
     watch.begin()
     clock.seconds = 20.0
-    rapl(tmp_path, 310_000_000, 100_000_000)  # the second has passed its range
+    for package, reading in enumerate((310_000_000, 100_000_000)):  # the second has passed its range
+        (tmp_path / f"intel-rapl:{package}" / "energy_uj").write_text(f"{reading}\n")
     found = watch.columns([watch.block()], items=100)
     used = 300 + (262_143.328850 - 262_000 + 100)
     assert found["joules_per_item"] == pytest.approx(used / 100)

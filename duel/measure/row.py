@@ -382,7 +382,7 @@ def _with_memory(row: Row, work: Any, devices: Any) -> Row:
         peak_memory_kind=kind,
         planned_bytes=work.planned_bytes(),
         reserved_bytes=devices.reserved_bytes(),
-        throughput_per_gb=(row.throughput or 0.0) / (peak / 1e9),
+        throughput_per_gb=(row.throughput or 0.0) / ((row.device_count or 1) * peak / 1e9),
         missing={
             "planned_bytes": f"{work.execution}: no plan is made",
             "reserved_bytes": f"the allocator of a {row.device_kind} device has no pool, or does not say",

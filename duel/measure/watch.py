@@ -79,18 +79,17 @@ class Watch:
     @property
     def sliced(self) -> bool:
         """Whether the device is a MIG slice: its power and its ceilings are not its own."""
-        return self._gpu is not None and bool(self._gpu.mig)
+        return " MIG " in self._device.name or (self._gpu is not None and bool(self._gpu.mig))
 
     @property
     def untold(self) -> str:
         """What no block could be left out for, because nobody said it; empty where all was told."""
-        if self._device.kind != "gpu":
-            return ""
-        if self._gpu is None:
-            return f"throttling and other processes ({self.missing['clock_mhz']})"
+        said = ["what befell the other ranks"] if self._world.size > 1 else []
+        if self._device.kind == "gpu" and self._gpu is None:
+            said.append(f"throttling and other processes ({self.missing['clock_mhz']})")
+        failures = self._gpu.failures if self._gpu else {}
         asked = {"throttling": "throttles", "other processes": "strangers"}
-        failures = self._gpu.failures
-        return " and ".join(f"{words} ({failures[name]})" for words, name in asked.items() if name in failures)
+        return ", ".join(said + [f"{words} ({failures[name]})" for words, name in asked.items() if name in failures])
 
     def block(self) -> Conditions:
         """Those since the last call."""
@@ -133,7 +132,7 @@ class Watch:
         kind = self._device.kind
         reasons = dict.fromkeys(columns, f"a {kind} device does not say")
         reasons |= {"clock_mhz": "the CPUs do not say"} if kind == "cpu" else {}
-        reasons |= {"foreign_load": "told of CPUs alone"} if kind != "cpu" else {}
+        reasons |= {"foreign_load": "the kernel does not say (/proc/stat)"}
         reasons |= self.missing | (gpu.failures if gpu else {})
         reasons |= {"clock_mhz_lowest": reasons["clock_mhz"]}
         return columns | {"missing": {name: reasons[name] for name, value in columns.items() if value is None}}
@@ -191,8 +190,9 @@ class Watch:
 
     def _rapl(self, file: str) -> list[float]:
         """Joules of each package; none where there are none, or only root may read them."""
-        packages = [path for path in sorted(POWERCAP.glob("*")) if re.fullmatch(r"intel-rapl:\d+", path.name)]
-        try:
+        zones = [path for path in sorted(POWERCAP.glob("*")) if re.fullmatch(r"intel-rapl:\d+", path.name)]
+        try:  # not 'psys', which is the whole platform, packages included
+            packages = [zone for zone in zones if (zone / "name").read_text().startswith("package-")]
             return [int((package / file).read_text()) / 1e6 for package in packages]
         except OSError:
             return []
@@ -214,7 +214,7 @@ class Watch:
     def _load(self, before: tuple[float, float, float], after: tuple[float, float, float]) -> float | None:
         """Others' share of the usable CPUs' time between two readings, less what the kernel's ticks may be off."""
         wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
-        if self._device.kind != "cpu" or math.isnan(busy):
+        if math.isnan(busy):
             return None
         others = busy - own - TICK_SECONDS * len(self._cpus)
         return max(0.0, others) / (max(wall, TICK_SECONDS) * len(self._cpus))

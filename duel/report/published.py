@@ -68,9 +68,10 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
                 f"{row.run_id}, which is published there, is of other code, weights or versions than the certificate "
                 f"in results/parity/{source.name}: measure it again, too, or choose another --name"
             )
+    (folder / "parity").mkdir(parents=True, exist_ok=True)
     for source, target in certificates.items():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        if source.exists():  # where there is none, the pair is not comparable, and says so
+            shutil.copyfile(source, target)
     rows = sorted(
         [*kept, *new],
         key=lambda row: (row.benchmark or "", row.size or "", row.use_case or 0, row.run_id or "", row.row or 0),
