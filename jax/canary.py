@@ -16,7 +16,7 @@ def products(work: Any) -> npt.NDArray[Any]:
     given = canary.inputs()
     given |= {"image": given["image"].transpose(0, 2, 3, 1), "kernel": given["kernel"].transpose(2, 3, 1, 0)}
     arrays = work.placed(tuple(given.values()))
-    compiled = work.compiled(jax.jit(lambda arrays: work.applied(_compute, arrays)).lower(arrays))
+    compiled = work._compiled(jax.jit(lambda arrays: work.applied(_compute, arrays)).lower(arrays))
     return np.array(compiled(arrays))
 
 

@@ -76,7 +76,7 @@ class Network:
     def compile(self) -> float | None:
         """Compile what ``step`` runs ahead of time; seconds of trace, lower and compile."""
         times = [time.perf_counter()]
-        for stage in (lambda _: self._trace(), lambda traced: traced.lower(), self.compiled):
+        for stage in (lambda _: self._trace(), lambda traced: traced.lower(), self._compiled):
             self._program = stage(self._program)
             times.append(time.perf_counter())
         self._seconds = dict(zip(STAGES, (b - a for a, b in itertools.pairwise(times)), strict=True))
@@ -111,7 +111,7 @@ class Network:
             found["triton_gemm"] = ("on" if products else "off", ", ".join(products) or "no '__triton_gemm'")
         return found
 
-    def compiled(self, lowered: Any) -> Any:
+    def _compiled(self, lowered: Any) -> Any:
         """``lowered`` as the switches have it compiled."""
         switches = self._setting.switches
         options: dict[str, Any] = {}  # those that differ from what XLA does by itself

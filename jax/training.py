@@ -58,7 +58,7 @@ class Training(Network):
         """
 
         def alone(program: Any) -> Callable[[int], Any]:
-            compiled = self.compiled(program.trace(*self._state[:2], *self._batches[0]).lower())
+            compiled = self._compiled(program.trace(*self._state[:2], *self._batches[0]).lower())
             return lambda index: compiled(*self._state[:2], *self._batches[index % len(self._batches)])
 
         return {"forward": alone(jax.jit(self._loss_alone)), "gradient": alone(self._differentiate)}

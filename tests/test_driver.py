@@ -73,6 +73,9 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
             assert float(row[name]) > 0 if row[name] else "blocks are left out" in missing[name]
     assert json.loads(pytorch["missing"])["compile_seconds"].startswith("eager")
     assert float(jax["cold_start_seconds"]) > float(jax["warm_start_seconds"]) > 0
+    stages = [float(jax[f"{stage}_seconds"]) for stage in ("trace", "lower", "backend")]
+    assert min(stages) > 0
+    assert sum(stages) == pytest.approx(float(jax["compile_seconds"]))
 
     # What a person reads.
     for words in (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from duel.catalogue import PRESETS, Preset
+from duel.catalogue import PRESETS, USE_CASES, Preset
 from duel.measure import row as measuring
 from duel.measure import timing
 from duel.measure.watch import Conditions
@@ -205,3 +205,51 @@ def test_a_part_of_the_step_is_the_median_of_its_undisturbed_blocks(
         assert (row.forward_seconds, row.missing) == (None, {"forward_seconds": why})
     else:
         assert (row.forward_seconds, row.missing) == (pytest.approx(seconds), {})
+
+
+class Throttled(Steps):
+    """Work whose blocks of numbers ``bad`` are throttled, and take ten times as long. It is its own watch."""
+
+    untold = "other processes (NVML: Unknown Error)"
+
+    def __init__(self, seconds: float, bad: set[int]) -> None:
+        super().__init__(seconds)
+        self.bad, self.blocks, self.begun, self.items = bad, 0, False, 0
+
+    def begin(self) -> None:
+        self.begun = True
+
+    def synchronize(self, handle: int) -> None:
+        self.pending *= 10 if self.begun and self.blocks in self.bad else 1
+        super().synchronize(handle)
+
+    def block(self) -> Conditions:
+        self.blocks += 1
+        return Conditions(throttles=("power brake",) if self.blocks - 1 in self.bad else ())
+
+    def columns(self, conditions: list[Conditions], items: int) -> dict[str, Any]:
+        self.items = items
+        return {"host_peak_bytes": len(conditions)}
+
+
+@pytest.mark.parametrize("bad", [set(), {1, 4, 49}, set(range(20))])
+def test_a_throttled_block_is_in_the_record_and_not_in_the_row_s_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: set[int]
+) -> None:
+    work, said = Throttled(0.003, bad), list[dict[str, Any]]()
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
+    row = Row(row=3, batch_size=8, throughput_unit="images/s", missing={"left_out": "not yet"})
+    asked = (PRESETS["standard"], USE_CASES[1], (10, 0.0))
+    row, blocks = measuring._timed(row, work, work, *asked, lambda event, **found: said.append({event: found}), print)
+    records = [event["block"] for event in said if "block" in event]
+    assert len(records) == len(blocks) == row.host_peak_bytes == 50
+    assert {number for number, record in enumerate(records) if record.get("throttles")} == bad
+    assert {number for number, record in enumerate(records) if record["step_seconds"] > 0.02} == bad
+    assert (row.blocks, row.left_out_blocks, row.outliers) == (50 - len(bad), len(bad), 0)
+    assert (row.step_seconds_mean, row.throughput) == (pytest.approx(0.003), pytest.approx(8 / 0.003))
+    assert work.items == 8 * (row.iterations or 0) == 8 * sum(block.steps for block in blocks)
+    words = f"{len(bad)} throttled (power brake)" if bad else "none is"
+    told = row.left_out if bad else row.missing["left_out"]
+    assert told == f"{words}; not told: other processes (NVML: Unknown Error)"
+    warned = f"warning: {len(bad)} of 50 blocks are left out: {words}" in capsys.readouterr().out
+    assert warned == bool(bad)
