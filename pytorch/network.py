@@ -175,8 +175,9 @@ class Network:
             manager = trees.get_manager(self._device.index, create_if_none_exists=False)
             found["cuda_graphs"] = ("on" if manager is not None else "off", "Inductor's manager of recorded graphs")
         if self._device.type == "cpu":
-            there = self._setting.switches.get("threads", "all")
-            found["threads"] = (there, f"affinity, {len(usable_cpus())} CPUs, {torch.get_num_threads()} threads")
+            asked, cpus, threads = self._setting.switches.get("threads"), len(usable_cpus()), torch.get_num_threads()
+            there = "all" if asked == "all" else str(max(cpus, threads))
+            found["threads"] = (there, f"affinity, {cpus} CPUs, {threads} threads")
         return found | self._observed_here()
 
     def _observed_here(self) -> dict[str, tuple[str, str]]:

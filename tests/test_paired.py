@@ -147,6 +147,14 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
             id="switch",
         ),
         pytest.param(
+            "duel/measure/job.py",
+            "            os.sched_setaffinity(",
+            "            print(",
+            ("--mode", "default+threads=1"),
+            "status (pytorch: failed: input: switch threads did not take: 1 was set, ",
+            id="threads",
+        ),
+        pytest.param(
             "pytorch/training.py",
             "        return float(handle)\n",
             "        return float(handle) + __import__('random').random() * 1e-9\n",

@@ -180,7 +180,10 @@ def test_the_cpus_of_a_gpu_s_process_are_watched_too(nvml: StandIn, monkeypatch:
 def test_a_slice_of_a_gpu_is_known_by_what_cuda_calls_it_too(nvml: StandIn) -> None:
     """Where NVML shows the whole GPU, whose name is another."""
     watch = Watch(Device("gpu", f"{NAME} MIG 1g.10gb", 1), World())
-    assert watch.sliced
+    watch.begin()
+    found = watch.columns([watch.block()], items=10)
+    assert found["mig"] is True
+    assert found["missing"]["joules_per_item"].startswith("the device is a MIG slice")
     assert watch.untold.startswith("throttling and other processes (NVML: device 0 is a NVIDIA H100 80GB HBM3, and not")
 
 

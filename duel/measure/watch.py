@@ -126,7 +126,7 @@ class Watch:
             "device_process_bytes": gpu.own_bytes if gpu else None,
             "host_peak_bytes": host_peak_memory()[0],
             "ecc_errors": gpu.ecc_errors if gpu else None,
-            "mig": gpu.mig if gpu else None,
+            "mig": True if self.sliced else gpu.mig if gpu else None,
             **self._energy(items),
         }
         kind = self._device.kind
