@@ -4,7 +4,8 @@
 # without a framework for main.py. requirements/install.sh makes them.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean tools
+.PHONY: help run test test-full check types envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean
+.PHONY: tools benchmark
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -39,11 +40,21 @@ test: tools test-env envs opacus ## all tests but those of 'make test-full'
 test-full: tools test-env envs opacus ## what 'make test' leaves out: proofs at full size and the like (hours on two cores, 20 GiB)
 	@$(python) -m pytest -m full -n0 -raP
 
-check: test-env ## ruff, mypy and the import contracts
+check: test-env envs ## ruff, mypy and the import contracts
 	@$(python) -m ruff check
 	@$(python) -m ruff format --check
-	@$(python) -m mypy
+	@$(MAKE) --no-print-directory types
 	@$(python) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+# Each twin on its own, since their modules have the same names, with its framework's types. Frameworks leave much
+# untyped: what they return may be Any.
+types:
+	@$(python) -m mypy
+	@failed=0; for side in jax pytorch; do \
+	    MYPYPATH=$$side $(python) -m mypy --python-executable .venv/$$side/bin/python --cache-dir .mypy_cache/$$side \
+	        --explicit-package-bases --allow-untyped-calls --no-warn-return-any \
+	        $$side tests/twin_contract.py || failed=1; \
+	done; exit $$failed
 
 envs: jax-env pytorch-env ## both frameworks' environments
 
@@ -72,6 +83,9 @@ lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versio
 	    ../.venv/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	        --only-binary :all: $(if $(UPGRADE),--upgrade) $$more $$lock.in --output-file $$lock.txt || exit 1; \
 	done
+
+benchmark: ## begin a new benchmark, both sides of it: make benchmark NAME=mlp_mixer
+	@$(or $(PYTHON),python3) -m duel.launch.skeleton '$(NAME)'
 
 golden: test-env ## rewrite tests/golden and the columns in results/README.md from the code
 	@$(python) -m tests.golden.regenerate

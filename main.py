@@ -3,6 +3,7 @@
 
 python main.py --benchmark resnet50 --use_case 1      render both scripts, start both
 python main.py status                                 what they are doing
+python main.py compare                                what came of them
 """
 
 import argparse
@@ -26,7 +27,7 @@ from duel.options import (
 
 if TYPE_CHECKING:
     from duel.launch.state import Look
-    from duel.results import Results
+    from duel.results import Results, Run
 
 # Everything heavier is imported by the command that needs it, so that --help answers at once.
 ROOT = Path(__file__).resolve().parent
@@ -60,6 +61,11 @@ def command_line() -> argparse.ArgumentParser:
     status = command("status", "every run and what it is doing", "shown")
     status.add_argument("--json", action="store_true", help="for programs")
     status.add_argument("--watch", action="store_true", help="anew each second, until all have ended")
+    command(
+        "compare",
+        "both sides of the latest runs, or of RUN, in one table with the ratio",
+        "compared, with the other side of each",
+    )
     logs = command("logs", "what a run has printed")
     logs.add_argument("run", metavar="RUN", help="run id, or how it begins")
     logs.add_argument("--follow", action="store_true", help="go on until the run ends")
@@ -115,6 +121,8 @@ def main(arguments: list[str] | None = None) -> int:
                 return submit(args, results)
             case "status":
                 return status(args, results)
+            case "compare":
+                return compare(args, results)
             case "logs":
                 return logs(args, results)
             case "cancel":
@@ -172,25 +180,40 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
 
     runs = submit.launch(jobs, described, results, say)
     if not args.wait:
-        say("'python main.py status' shows them, 'python main.py logs RUN --follow' follows one")
+        say("'python main.py status' shows them, 'python main.py compare' sets both sides against each other")
         return 0
     from duel.launch import jobs as watching
-    from duel.report import compare
 
     finished = watching.wait(runs, results, say)
-    if args.paired:
-        from duel.launch import validate
-
-        validate.prove_missing(runs, described, results, say)
     results.merge()
-    print(compare.report(runs, results))
+    print_comparison(runs, results)
     return 0 if finished else 1
+
+
+def compare(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import jobs
+
+    print_comparison(jobs.to_compare(args, results), results)
+    return 0
+
+
+def print_comparison(runs: "list[Run]", results: "Results") -> None:
+    """What ``--wait`` ends with, and all that ``compare`` does."""
+    from duel.launch import cluster
+    from duel.report import compare
+
+    try:
+        default = cluster.load(ROOT / "cluster.yaml").default
+    except UserError:  # records are read without it; a command then names its target
+        default = None
+    print(compare.report(runs, results, default))
 
 
 def status(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import jobs, state
 
     def shown(seen: "Look") -> state.Look:
+        seen = state.with_verdicts(seen, results)
         chosen = jobs.select(seen.statuses, args, results)
         return seen.only(chosen) if len(chosen) < len(seen.statuses) else seen
 

@@ -140,6 +140,7 @@ def measure(framework: str, use_case: int, world: Any, probes: bool) -> None:
 
     device = devices.select("cpu", world)
     benchmark, case = BENCHMARKS[BENCHMARK], USE_CASES[use_case]
+    benchmark = dataclasses.replace(benchmark, optimizer=benchmark.optimizer.at(BATCH_SIZES[use_case]))
     arrays = parameters.initialise(weights.shapes(network.build(benchmark, "full")), 0)
     options = {"product": PRODUCT, "microbatch": BATCH_SIZES[use_case] // world.size} if use_case in (3, 4) else {}
     with tempfile.TemporaryDirectory() as folder:

@@ -355,6 +355,7 @@ def main(framework: str, models: list[str], modes: list[str], others: Path | Non
     for name in models:
         benchmark = BENCHMARKS[name]
         samples = benchmark.sizes["full"].batch_size["cpu"]
+        benchmark = replace(benchmark, optimizer=benchmark.optimizer.at(samples))
         arrays = parameters.initialise(weights.shapes(network.build(benchmark, "full")), 0)
         with tempfile.TemporaryDirectory() as folder:
             pool = batches.pool(benchmark, "full", samples, 0, Path(folder))

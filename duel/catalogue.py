@@ -3,8 +3,9 @@
 A benchmark is one entry of ``BENCHMARKS`` and one file ``models/<name>.py`` in each of ``jax/`` and ``pytorch/``.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -97,7 +98,8 @@ class Size:
     ``model`` holds the keyword arguments of ``build`` in both ``models/<name>.py``; ``inputs`` is what one sample is.
     ``batch_size`` maps a device kind to the samples per device and step.
     ``flops`` are those of one sample's forward pass, in evaluation: two for each multiply-add of convolutions, matrix
-    products and attention (both halves of a causal one), as tests/test_models.py counts them in two ways.
+    products and attention (both halves of a causal one). ``main.py validate`` counts them in both programs and fails
+    where this number is another.
     """
 
     model: Mapping[str, Any]
@@ -108,21 +110,50 @@ class Size:
 
 @dataclass(frozen=True)
 class SGD:
-    """As ``torch.optim.SGD`` defines it: L2 decay is added to the gradient before the momentum."""
+    """As ``torch.optim.SGD`` defines it: L2 decay is added to the gradient before the momentum.
+
+    ``learning_rate`` is for ``batch_size`` samples per step over all devices, or for any number where that is None.
+    ``source`` is the published recipe that they follow.
+    """
 
     learning_rate: float
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    batch_size: int | None = None
+    source: str = ""
+
+    def at(self, batch_size: int) -> "SGD":
+        """The recipe at ``batch_size``, by linear scaling (Goyal et al. 2017, arXiv:1706.02677)."""
+        if self.batch_size is None:
+            return self
+        rate = self.learning_rate * batch_size / self.batch_size
+        return replace(self, learning_rate=rate, batch_size=batch_size)
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """As ``torch.optim.AdamW`` defines it (Loshchilov and Hutter 2017, arXiv:1711.05101)."""
+    """As ``torch.optim.AdamW`` defines it (Loshchilov and Hutter 2017, arXiv:1711.05101).
+
+    ``learning_rate``, ``batch_size`` and ``source`` are what they are in ``SGD``.
+    """
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 0.01
+    batch_size: int | None = None
+    source: str = ""
+
+    def at(self, batch_size: int) -> "AdamW":
+        """The recipe at ``batch_size``, by square root scaling (Malladi et al. 2022, arXiv:2205.10782).
+
+        Only the rate is scaled. Their rule also moves betas and epsilon: from 4096 samples to 2 it would take the first
+        beta from 0.9 to 0.99995, an average over far more steps than a run has.
+        """
+        if self.batch_size is None:
+            return self
+        rate = self.learning_rate * math.sqrt(batch_size / self.batch_size)
+        return replace(self, learning_rate=rate, batch_size=batch_size)
 
 
 @dataclass(frozen=True)
@@ -131,9 +162,12 @@ class Benchmark:
 
     ``dataset`` names a loader of ``duel.datasets`` or is ``"synthetic"``: made from the seed, by ``measure.batches``.
     ``loss`` is the mean over all labels that are not missing: "softmax" (one of several classes) or "sigmoid" (yes or
-    no). ``torchvision`` is what torchvision calls the network, where it publishes weights for it.
+    no). ``attention`` is True where the model calls ``_layers.attention``, whose kernel a switch chooses.
+    ``torchvision`` is what torchvision calls the network, where it publishes weights for it.
     ``curve_steps`` training steps open every run, are the same on both sides, and give the loss curve (and the
-    held-out accuracy where the data is real) before anything is timed.
+    held-out accuracy where the data is real) before anything is timed. Synthetic data are a pool of 8 batches, taken in
+    turn: the ninth step sees the batch of the first one again. Their labels are random, so losses of different batches
+    differ by more than a few steps change them.
     """
 
     name: str
@@ -143,8 +177,9 @@ class Benchmark:
     optimizer: SGD | AdamW
     dataset: str = "synthetic"
     loss: str = "softmax"
+    attention: bool = False
     torchvision: str | None = None
-    curve_steps: int = 10
+    curve_steps: int = 9
     unit: str = "images/s"
 
 
@@ -222,6 +257,8 @@ _EFFICIENTNET_B0 = (
     (6, 5, 2, 112, 192, 4),
     (6, 3, 1, 192, 320, 1),
 )
+# 0.15 without momentum in the code of Subramani et al.; with a momentum of 0.9 a gradient counts ten times.
+_FAST_DPSGD = SGD(learning_rate=0.015, batch_size=100, source="github.com/TheSalon/fast-dpsgd: 0.15")
 
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {
@@ -240,12 +277,14 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                     ),
                     "tiny": Size(
                         model={"layers": (1, 1, 1, 1), "width_per_group": 8, "classes": 10},
-                        inputs=Images(3, 32, 32, classes=10),
+                        # 64 pixels leave 2x2 for the last norms; of a single pixel a norm of two channels is a sign
+                        inputs=Images(3, 64, 64, classes=10),
                         batch_size=_everywhere(8),
-                        flops=22_519_808,
+                        flops=89_956_352,
                     ),
                 },
-                optimizer=SGD(learning_rate=0.0001),
+                # A tenth of Goyal's: without their warm-up and their initial weights, 0.1 raises the losses.
+                optimizer=SGD(learning_rate=0.01, batch_size=256, source="Goyal et al. 2017, section 5.1: 0.1"),
                 torchvision="resnet50",
             ),
             Benchmark(
@@ -282,7 +321,8 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=828_288,
                     ),
                 },
-                optimizer=AdamW(learning_rate=0.0001),
+                attention=True,
+                optimizer=AdamW(learning_rate=0.003, batch_size=4096, source="Dosovitskiy et al. 2020, table 3"),
                 torchvision="vit_b_16",
             ),
             Benchmark(
@@ -307,7 +347,8 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=829_056,
                     ),
                 },
-                optimizer=SGD(learning_rate=0.0001),
+                # The paper trains with RMSProp.
+                optimizer=SGD(learning_rate=0.045, batch_size=256, source="torchvision's references, MobileNetV2"),
                 torchvision="mobilenet_v3_small",
             ),
             Benchmark(
@@ -328,7 +369,8 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=1_380_096,
                     ),
                 },
-                optimizer=SGD(learning_rate=0.0001),
+                # The paper trains with RMSProp.
+                optimizer=SGD(learning_rate=0.4, batch_size=256, source="pycls, EN-B0_dds_8gpu.yaml"),
                 torchvision="efficientnet_b0",
             ),
             Benchmark(
@@ -350,7 +392,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=130_368,
                     ),
                 },
-                optimizer=SGD(learning_rate=0.01),
+                optimizer=_FAST_DPSGD,
                 curve_steps=400,
             ),
             Benchmark(
@@ -371,7 +413,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=1_188_864,
                     ),
                 },
-                optimizer=SGD(learning_rate=0.001),
+                optimizer=_FAST_DPSGD,
             ),
             Benchmark(
                 name="cifar10_resnet18",
@@ -391,7 +433,8 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=4_636_992,
                     ),
                 },
-                optimizer=SGD(learning_rate=0.001),
+                # The paper's warm-up: without it, its 0.1 raises the losses.
+                optimizer=SGD(learning_rate=0.01, batch_size=128, source="He et al. 2015, section 4.2"),
             ),
             Benchmark(
                 name="gpt2",
@@ -411,7 +454,9 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=2_041_856,
                     ),
                 },
-                optimizer=AdamW(learning_rate=0.0001),
+                attention=True,
+                # GPT-3's smallest, of the same size: the paper of GPT-2 gives no rate. 512 sequences are 0.5M tokens.
+                optimizer=AdamW(learning_rate=0.0006, batch_size=512, source="Brown et al. 2020, arXiv:2005.14165"),
                 unit="sequences/s",
             ),
             Benchmark(
@@ -448,7 +493,9 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=592_000,
                     ),
                 },
-                optimizer=AdamW(learning_rate=0.00002),
+                attention=True,
+                # A tenth of the paper's: from random weights, without a warm-up, 2e-5 raises the losses.
+                optimizer=AdamW(learning_rate=2e-6, batch_size=32, source="Devlin et al. 2018, section 4.1: 2e-5"),
                 unit="sequences/s",
             ),
             Benchmark(
@@ -470,7 +517,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=123_072,
                     ),
                 },
-                optimizer=AdamW(learning_rate=0.0001),
+                optimizer=AdamW(learning_rate=0.001, batch_size=256, source="flax, examples/ogbg_molpcba"),
                 unit="graphs/s",
             ),
             Benchmark(
@@ -491,7 +538,8 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=15_360,
                     ),
                 },
-                optimizer=AdamW(learning_rate=0.01),
+                # The same at any batch size: there, a step takes the whole data set.
+                optimizer=AdamW(learning_rate=0.01, source="Kipf and Welling 2016, section 5.2"),
                 unit="graphs/s",
             ),
         )

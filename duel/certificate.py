@@ -18,7 +18,11 @@ from duel.record import Row
 ROOT = Path(__file__).resolve().parent.parent
 FORMAT = 1
 STEPS = 10  # of the optimizer
+# AdamW's learning rate in a proof; SGD takes a tenth. Small, and not the recipe's: a network with random norms soon
+# magnifies every rounding.
+RATE = 1e-4
 VERIFIED = "verified"
+DISPROVED = "disproved: "  # a certificate of this code, and both sides do not compute the same
 # What makes up a side's function, beside its model.
 WORK_FILES = ("training.py", "per_sample_gradients.py", "inference.py")
 TWIN_FILES = ("models/_layers.py", "network.py", *WORK_FILES, "weights.py", "devices.py")
@@ -31,9 +35,19 @@ def path(results: Path, benchmark: str, size: str, device_kind: str) -> Path:
     return results / "parity" / f"{benchmark}-{size}-{device_kind}.json"
 
 
+def check_files(benchmark: str) -> None:
+    """Raise UserError where a file that makes up either side of ``benchmark`` is missing."""
+    for framework in FRAMEWORKS:
+        for name in (f"models/{benchmark}.py", *TWIN_FILES):
+            if not (ROOT / framework / name).is_file():
+                sides = " and ".join(f"{side}/" for side in FRAMEWORKS)
+                raise UserError(f"{framework}/{name} is missing; benchmark {benchmark} needs {name} in {sides}")
+
+
 @functools.cache
 def code_sha256(benchmark: str, size: str) -> str:
     """Of all that decides what both sides compute, and of how that is proved; of the size, as the catalogue has it."""
+    check_files(benchmark)
     entry = BENCHMARKS[benchmark]
     digest = hashlib.sha256(repr((entry.loss, entry.sizes[size])).encode())
     for framework in FRAMEWORKS:
@@ -64,7 +78,7 @@ def _read(file: Path, modified: int) -> dict[str, Any]:
 
 
 def verdict(row: Row, results: Path) -> str:
-    """``VERIFIED``, or "unverified: " with the reason and what to run."""
+    """``VERIFIED``, or "unverified: " or ``DISPROVED`` with the reason and what to run."""
     if None in (row.benchmark, row.size, row.device_kind, row.weights_sha256, row.code_sha256):
         return "unverified: the row did not get far enough to know what it computes"
     benchmark, size, framework = str(row.benchmark), str(row.size), str(row.framework)
@@ -87,5 +101,5 @@ def verdict(row: Row, results: Path) -> str:
     if row.precision not in found["precisions"]:
         return f"unverified: the certificate covers {', '.join(found['precisions'])}; {run}"
     if not found["passed"]:
-        return f"unverified: both sides do NOT compute the same: {found['failures'][0]}; {run}"
+        return f"{DISPROVED}both sides do NOT compute the same: {found['failures'][0]}; {run}"
     return VERIFIED

@@ -3,29 +3,45 @@
 A ratio is printed of no pair without it. It is made of the two rows alone, so whoever has the CSV can make it again.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
+from duel import variables
 from duel.catalogue import FRAMEWORK_DEFAULT, FRAMEWORKS
-from duel.certificate import VERIFIED
+from duel.certificate import DISPROVED
 from duel.modes import HANDICAPPED
 from duel.record import FINISHED, SKIPPED, Row
+
+if TYPE_CHECKING:  # numpy is loaded where evidence is judged: 'main.py status' does without
+    from duel.evidence import Evidence
 
 COMPARABLE, NOT_COMPARABLE = "COMPARABLE", "NOT COMPARABLE"
 # What is the same on both sides of a pair.
 ALIKE = (
     *("benchmark", "use_case", "size", "precision", "mode", "batch_size", "product", "microbatch", "scaling"),
     *("target", "host", "device_kind", "device_name", "device_id", "device_count", "nodes", "cpus", "mig", "driver"),
-    *("preset", "dataset", "parameters", "weights_sha256", "data_sha256", "code_sha256", "git_sha", "loss_steps"),
+    *("preset", "dataset", "parameters", "weights_sha256", "data_sha256", "code_sha256", "git_sha"),
+    *("learning_rate", "loss_steps"),
 )
-# The largest difference of the first loss, relative to it: it is taken of the first batch, before any step.
-FIRST_LOSS = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
+# The largest difference of the first opening losses, relative to them, and of how many. Later steps magnify rounding:
+# of all of them it is the mean of their differences, relative to the mean loss.
+OPENING, OPENING_STEPS = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}, 10
+WHOLE_CURVE = {"fp32": 2e-2, "tf32": 5e-2, "bf16": 1e-1, "fp16": 5e-2}
+ACCURACY = {"fp32": 0.02, "tf32": 0.03, "bf16": 0.05, "fp16": 0.03}  # of the held-out samples
 CLOCKS = 0.15  # relative difference of the clocks' medians
 FOREIGN_LOAD = 0.05  # mean share of the CPUs' time
 LEFT_OUT = 0.3  # share of the blocks
+# A step of a block may take so much less than one that is waited for: a device that is kept busy does not wait for the
+# host, which for the shortest steps is most of the time.
+WAITED, SHORTEST_WAITED = 10.0, 2e-3  # times, seconds
+LONGEST_VALUE = 60  # letters of a variable's value
 
 
-def verdict(one: Row, other: Row) -> str:
+# The evidence of a row, of each rank. Raises ValueError where it is not there, or not what the row recorded.
+EvidenceOf = Callable[[Row], "list[Evidence]"]
+
+
+def verdict(one: Row, other: Row, evidence_of: EvidenceOf) -> str:
     """``COMPARABLE``, or ``NOT_COMPARABLE`` with every field that is not as it must be, and its values."""
     sides = sorted((one, other), key=lambda row: list(FRAMEWORKS).index(str(row.framework)))
     barred: dict[tuple[str, str], list[str]] = {}
@@ -39,7 +55,8 @@ def verdict(one: Row, other: Row) -> str:
             for name in ALIKE
             if len({getattr(row, name) for row in sides}) > 1
         ]
-        wrong += _apart(*sides)
+        wrong += _variables_apart(*sides) + _apart(*sides)
+        wrong += _disproved(evidence_of, *sides)
     return f"{NOT_COMPARABLE}: {'; '.join(wrong)}" if wrong else COMPARABLE
 
 
@@ -48,23 +65,33 @@ def _faults(row: Row) -> list[tuple[str, str]]:
     if row.status != FINISHED:
         return [("status", f"{row.status}: {row.cause}" if row.cause else str(row.status))]
     checks = {
-        ("parity", str(row.parity)): row.parity != VERIFIED,
+        ("parity", str(row.parity)): str(row.parity).startswith(DISPROVED),
+        ("evidence", "not proved this way: a record of an earlier version of Duel"): row.evidence_sha256 is None,
         ("precision", f"{FRAMEWORK_DEFAULT} is never compared"): row.precision == FRAMEWORK_DEFAULT,
         ("steady", "no steady state"): row.steady is False,
         ("rung", "handicapped, XLA's autotuner had to be switched off"): row.rung == HANDICAPPED,
         ("restarts", str(row.restarts)): bool(row.restarts),
     }
+    for name in variables.unnamed(row.variables):
+        checks["variables", f"{name} has no name: neither the target nor a switch sets it"] = True
     return [fault for fault, bad in checks.items() if bad] + disturbances(row)
 
 
 def disturbances(row: Row) -> list[tuple[str, str]]:
-    """What others did to ``row`` while it was measured, as far as it bars the row: fields, and how much."""
+    """What others did to ``row`` while it was measured, as far as it bars the row: fields, and how much.
+
+    A step that takes far longer when it is waited for may be their doing, too, or that of a clock that is wrong.
+    """
     total = (row.blocks or 0) + (row.left_out_blocks or 0)
+    waited, timed = row.waited_seconds or 0.0, row.step_seconds_p50 or 0.0
     checks = {
         ("left_out_blocks", f"{row.left_out_blocks} of {total}, {row.left_out}"): (
             (row.left_out_blocks or 0) > LEFT_OUT * total
         ),
         ("foreign_load", f"{row.foreign_load or 0:.0%}"): (row.foreign_load or 0.0) > FOREIGN_LOAD,
+        ("waited_seconds", f"a step takes {waited:.2g} s where it is waited for, {timed:.2g} s within blocks"): (
+            waited > WAITED * timed and waited > SHORTEST_WAITED
+        ),
     }
     return [fault for fault, bad in checks.items() if bad]
 
@@ -72,13 +99,62 @@ def disturbances(row: Row) -> list[tuple[str, str]]:
 def _apart(one: Row, other: Row) -> list[str]:
     """Numbers that need not be equal, but near."""
     wrong = []
-    if one.loss_first is not None and other.loss_first is not None:
-        most = FIRST_LOSS.get(str(one.precision), max(FIRST_LOSS.values()))
-        if not abs(one.loss_first - other.loss_first) <= most * max(abs(one.loss_first), abs(other.loss_first)):
-            wrong.append(f"loss_first ({one.loss_first:.6g} | {other.loss_first:.6g})")
+    most = ACCURACY.get(str(one.precision), 0.0)
+    if one.accuracy is not None and other.accuracy is not None and abs(one.accuracy - other.accuracy) > most:
+        wrong.append(f"accuracy ({one.accuracy:.3f} | {other.accuracy:.3f})")
     if one.clock_mhz and other.clock_mhz and abs(one.clock_mhz / other.clock_mhz - 1) > CLOCKS:
         wrong.append(f"clock_mhz ({one.clock_mhz:.0f} | {other.clock_mhz:.0f})")
     return wrong
+
+
+def _disproved(evidence_of: EvidenceOf, one: Row, other: Row) -> list[str]:
+    """In what both rows, by their evidence, have not computed the same."""
+    from duel.evidence import disagreements, finer
+
+    found: list[str] = []
+    sides: list[list[Evidence]] = []
+    for row in (one, other):
+        if row.evidence_sha256 is None or row.precision == FRAMEWORK_DEFAULT:
+            continue  # which bars the row already
+        try:
+            sides.append(evidence_of(row))
+        except (OSError, ValueError) as error:
+            found.append(f"evidence ({row.framework}: {error})")
+            continue
+        if finer_than := finer(sides[-1][0]):
+            found.append(f"evidence ({row.framework}: {finer_than})")
+    if len(sides) < 2:
+        return found
+    found += [f"evidence ({text})" for text in disagreements(*sides)]
+    return found + _curves_apart(str(one.precision), *(side[0].curve for side in sides))
+
+
+def _curves_apart(policy: str, one: list[float], other: list[float]) -> list[str]:
+    """What is too far apart of the opening losses."""
+    differences = [abs(a - b) for a, b in zip(one, other, strict=False)]
+    for step, (a, b, difference) in enumerate(zip(one, other, differences, strict=False), 1):
+        if step <= OPENING_STEPS and not difference <= OPENING[policy] * max(abs(a), abs(b)):
+            return [f"opening losses (step {step}: {a:.6g} | {b:.6g})"]
+    if one and not sum(differences) <= WHOLE_CURVE[policy] * sum(map(abs, one)):
+        share = sum(differences) / sum(map(abs, one))
+        return [f"opening losses (on average apart by {share:.0%}, the last {one[-1]:.4g} | {other[-1]:.4g})"]
+    return []
+
+
+def _variables_apart(one: Row, other: Row) -> list[str]:
+    """Environment variables that the sides do not share, each with both values."""
+    first, second = variables.recorded(one.variables), variables.recorded(other.variables)
+    return [
+        f"variables ({name}: {_value(first.get(name))} | {_value(second.get(name))})"
+        for name in sorted(first.keys() | second.keys())
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _value(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def _text(value: Any) -> str:
@@ -99,17 +175,24 @@ def partners(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
     return [(found[first], found[second]) for found in sides.values() if len(found) == len(FRAMEWORKS)]
 
 
-def judged(rows: list[Row]) -> list[Row]:
-    """``rows`` with what is to be said of each whose partner is among them."""
+def judged(rows: list[Row], evidence_of: EvidenceOf) -> list[Row]:
+    """``rows`` with the verdict of each whose partner is among them.
+
+    Records of before rows had evidence keep the verdict that they were given then.
+    """
     verdicts = {
-        (row.run_id, row.row): verdict(*pair)
+        (row.run_id, row.row): verdict(*pair, evidence_of)
         for pair in partners(rows)
         for row in pair
-        if any(side.status != SKIPPED for side in pair)
+        if any(side.status != SKIPPED for side in pair) and not all(_of_before(side) for side in pair)
     }
     return [
-        row.replace(comparable=said)
-        if (said := verdicts.get((row.run_id, row.row))) and said != row.comparable
+        row.replace(comparable=found)
+        if (found := verdicts.get((row.run_id, row.row))) and found != row.comparable
         else row
         for row in rows
     ]
+
+
+def _of_before(row: Row) -> bool:
+    return row.evidence_sha256 is None and row.comparable is not None

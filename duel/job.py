@@ -18,15 +18,16 @@ from duel.catalogue import (
     VALIDATE,
     WEAK,
 )
+from duel.errors import UserError
 from duel.modes import DEFAULT
 from duel.record import COLUMNS, NOT_HERE, Row, digest
-from duel.results import RUN_ID, stamp
+from duel.results import RUN_ID, Run, stamp
 
 SEED = 0
 ROOT = Path(__file__).resolve().parent.parent
 MOST_LETTERS = 60
 RENDERED, EDITED = "rendered", "edited by hand"
-CURVE = ("loss_first", "loss_last", "loss_steps", "accuracy")
+CURVE = ("learning_rate", "loss_first", "loss_last", "loss_steps", "accuracy")
 LATENCY = tuple(column for column in COLUMNS if column.startswith("latency_"))
 PASSES = ("forward_seconds", "gradient_seconds")
 SCALED = ("scaling_efficiency", "collective_seconds")
@@ -178,6 +179,15 @@ class Job:
             for framework in (self.frameworks[::-1] if repeat % 2 else self.frameworks)
             for place, count in enumerate(counts)
         ]
+
+
+def group(run: Run) -> str:
+    """What both sides of a pair have in common, through all attempts; by hand the id without its framework."""
+    try:
+        pair = run.launch().get("pair")
+    except UserError:  # damaged, which 'status' shows; no reason not to measure
+        pair = None
+    return str(pair or run.id.partition("_")[2])
 
 
 def seal(text: str) -> str:

@@ -24,7 +24,7 @@ def _has_images(benchmark: Benchmark) -> bool:
 
 
 def _has_attention(benchmark: Benchmark) -> bool:
-    return all("heads" in size.model for size in benchmark.sizes.values())
+    return benchmark.attention
 
 
 @dataclass(frozen=True)
@@ -163,9 +163,8 @@ def check(mode: str) -> str:
         )
     turned = _named(name)
     for text, switch, value in steps:
+        default_value(switch)  # raises ValueError for an unknown name
         known = [one for one in SWITCHES if one.name == switch]
-        if not known:
-            raise ValueError(f"unknown switch {switch!r}; valid: {', '.join(dict.fromkeys(s.name for s in SWITCHES))}")
         if not any(_takes(one, value) for one in known):
             valid = [v for one in known for v in one.values] + ["a number" for one in known if one.counts]
             signs = f"; +{switch} and -{switch} stand for on and off" if {ON, OFF} <= set(valid) else ""
@@ -173,6 +172,14 @@ def check(mode: str) -> str:
         if turned.setdefault(switch, value) != value:
             raise ValueError(f"mode {mode!r} contradicts itself: {switch} is {turned[switch]} and {value}")
     return mode
+
+
+def default_value(name: str) -> str:
+    """What a newcomer gets of the switch ``name``. Raises ValueError for an unknown one."""
+    for switch in SWITCHES:
+        if switch.name == name:
+            return switch.values[0]
+    raise ValueError(f"unknown switch {name!r}; valid: {', '.join(dict.fromkeys(s.name for s in SWITCHES))}")
 
 
 def _split(mode: str) -> tuple[str, list[tuple[str, str, str]]]:

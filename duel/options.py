@@ -212,7 +212,7 @@ def add_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
     )
 
 
-FILTERS = ("benchmark", "framework", "target", "state")
+FILTERS = ("benchmark", "framework", "target", "state", "group")
 
 
 def add_selection(parser: argparse.ArgumentParser, done: str) -> None:

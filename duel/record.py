@@ -76,6 +76,10 @@ class Row:
     mode: str | None = column("named set of switches, and those that are turned by name")
     switches: str | None = column("every switch that this side has for this, and its value")
     proofs: str | None = column("what shows that each of them was in force; 'as passed' where nothing does")
+    variables: str | None = column(
+        "environment variables of the process that frameworks or their libraries obey: the target's, and unnamed ones",
+        "JSON",
+    )
     rung: int | None = column(
         "attempts that XLA's autotuner has crashed before, each with less of it switched on; the last is handicapped"
     )
@@ -98,7 +102,13 @@ class Row:
     data_sha256: str | None = column("of all samples, in order")
     packages_sha256: str | None = column("of the names and versions of all packages in the framework's environment")
     code_sha256: str | None = column("of what decides what both sides compute: models, training, layers, sizes")
-    parity: str | None = column("whether a certificate proves that both sides compute the same; if not, why")
+    proved: str | None = column(
+        "what of this row its own process has proved or recorded for the comparison, and what it could not"
+    )
+    evidence_sha256: str | None = column("of what its program computed from known weights, before and after the clock")
+    waited_seconds: float | None = column("fastest of ten steps, the result of each waited for on the host", "s")
+    proof_seconds: float | None = column("time that the proof of this row took, outside what is timed", "s")
+    parity: str | None = column("whether a float64 certificate holds for this code; if not, why")
     comparable: str | None = column(
         "COMPARABLE with the other side's row of the same pair and repeat, or in what it is not"
     )
@@ -164,8 +174,9 @@ class Row:
     mfu: float | None = column("step_flops / step_seconds_p50 / matmul_flops_per_second", "share of 1")
     arithmetic_intensity: float | None = column("step_flops / the fewest bytes that a step can move", "FLOP/B")
     bound: str | None = column("which of both ceilings is nearer at that intensity: compute or memory")
+    learning_rate: float | None = column("of the optimizer, at this batch size")
     loss_first: float | None = column("training loss of step 1")
-    loss_last: float | None = column("training loss of step loss_steps")
+    loss_last: float | None = column("training loss of step loss_steps; with synthetic data, of the batch of step 1")
     loss_steps: int | None = column("the opening steps that both sides take alike", "steps")
     accuracy: float | None = column("held-out accuracy after loss_steps steps", "share of 1")
     started: str | None = column("start of the row's process", "UTC, ISO 8601")

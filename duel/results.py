@@ -9,6 +9,7 @@
         status.json                what the run is doing; rewritten whole, by one owner at a time
         metrics.jsonl              one line per event, each by one write
         rows/<number>.json         one per measured point
+        evidence/<number>-<rank>.npz    what the row's program computed from known weights (duel.evidence)
         environment.json           packages, device, git, variables
         log.txt                    what the job printed
         launcher.txt               what the script printed before and around it
@@ -31,12 +32,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from duel import certificate, comparability
 from duel.catalogue import VALIDATE
 from duel.errors import UserError
 from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
+
+if TYPE_CHECKING:
+    from duel.evidence import Evidence
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 HEARTBEAT_SECONDS = 5.0
@@ -164,6 +168,14 @@ class Run:
     def row_file(self, number: int) -> Path:
         return self.rows_folder / f"{number:03d}.json"
 
+    def evidence_file(self, number: int, rank: int) -> Path:
+        return self.folder / "evidence" / f"{number:03d}-{rank}.npz"
+
+    def evidence_files(self, number: int) -> list[Path]:
+        """Those of all ranks of row ``number``, in order."""
+        found = (self.folder / "evidence").glob(f"{number:03d}-*.npz")
+        return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+
     @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
@@ -272,7 +284,7 @@ class Run:
         """The lines of metrics.jsonl, and how many could not be read (a kill can tear the last one)."""
         events, torn = [], 0
         try:
-            text = self.metrics.read_text()
+            text = self.metrics.read_text(errors="replace")
         except FileNotFoundError:
             return [], 0
         for line in text.splitlines():
@@ -374,10 +386,26 @@ class Results:
             known |= {run.id: run.rows() for run in unsettled}
             in_order = [row for run_id in sorted(known, key=_by_time) for row in known[run_id]]
             proved = [self.with_parity(row) for row in in_order if row.use_case != VALIDATE]  # which measures nothing
-            rows = comparability.judged(proved)
+            rows = comparability.judged(proved, self.evidence)
             if rows != before or not self.csv.exists():
                 write_rows(self.csv, rows)
             return rows
+
+    def evidence(self, row: Row) -> "list[Evidence]":
+        """What ``row``'s program computed from known weights, of each rank.
+
+        Raises ValueError where it is not there, or not what the row recorded.
+        """
+        from duel.evidence import Evidence, sha256
+
+        run = self.run(str(row.run_id))
+        files = run.evidence_files(row.row or 0)
+        if not files:
+            raise ValueError(f"there is none in runs/{run.id}/evidence")
+        data = [file.read_bytes() for file in files]
+        if sha256(data) != row.evidence_sha256:
+            raise ValueError(f"runs/{run.id}/evidence was changed since: its hash is not the row's evidence_sha256")
+        return [Evidence.from_bytes(each) for each in data]
 
     def with_parity(self, row: Row) -> Row:
         """A finished row that was not verified when it ended may be now."""

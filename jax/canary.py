@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from duel.measure import canary
 from models import _layers
+from network import Network
 
 
-def products(work: Any) -> npt.NDArray[Any]:
+def products(work: Network) -> npt.NDArray[Any]:
     """The products of ``duel.measure.canary.inputs``, one behind the other, computed as ``work`` computes its model."""
     given = canary.inputs()
     given |= {"image": given["image"].transpose(0, 2, 3, 1), "kernel": given["kernel"].transpose(2, 3, 1, 0)}

@@ -4,12 +4,14 @@ import contextlib
 import functools
 import importlib
 import itertools
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.extend.core
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +31,7 @@ from models import _layers
 AXIS = "batch"  # of the mesh of all devices
 ALL, PARTS = P(), P(AXIS)  # what each device has whole, and what is cut along its first axis
 COMPUTE = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
-ATTENTION = {"math": "xla", "cudnn": "cudnn"}  # what JAX calls them
+ATTENTION: dict[str, _layers.Kernel] = {"math": "xla", "cudnn": "cudnn"}  # what JAX calls them
 STAGES = ("trace_seconds", "lower_seconds", "backend_seconds")
 
 
@@ -43,6 +45,37 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nnx.Modu
     return model
 
 
+def count_flops(benchmark: Benchmark, size: str, inputs: tuple[npt.NDArray[Any], ...]) -> int:
+    """FLOPs of the forward pass in evaluation: two for each multiply-add of matrix products and convolutions.
+
+    Nothing is computed: it walks the traced program, so only the shapes of ``inputs`` matter.
+    """
+    graph, state = nnx.split(build(benchmark, size))
+
+    def forward(state: Any, inputs: Any) -> jax.Array:
+        with _layers.attention_by(ATTENTION["math"]):
+            return nnx.merge(graph, state)(*inputs, train=False)
+
+    images_last = tuple(array.transpose(0, 2, 3, 1) if array.ndim == 4 else array for array in inputs)
+    return _flops_in(jax.make_jaxpr(forward)(state, images_last).jaxpr)
+
+
+def _flops_in(program: Any) -> int:
+    total = 0
+    for equation in program.eqns:
+        if equation.primitive.name == "dot_general":
+            (summed, _), _ = equation.params["dimension_numbers"]
+            products = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
+            total += 2 * equation.outvars[0].aval.size * products
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel = equation.invars[1].aval
+            channels = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2 * equation.outvars[0].aval.size * kernel.size // channels
+        inner = sum(_flops_in(part) for part in jax.extend.core.jaxprs_in_params(equation.params))
+        total += inner * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+    return total
+
+
 class Network:
     """A model whose weights, and the batches of ``pool``, lie on the device from the start.
 
@@ -51,6 +84,7 @@ class Network:
 
     execution = "jit"
     _per_sample = False
+    _inputs_at = 2  # which argument of the compiled program has the inputs
 
     def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         devices.set_precision(setting.precision)
@@ -64,10 +98,11 @@ class Network:
         self._program: Any = None
         self._seconds: dict[str, float] = {}
         self.load(arrays)
-        self._batches = [self._put_batch(batch) for batch in pool.batches]
+        self._batches: list[tuple[Any, ...]] = [self._put_batch(batch) for batch in pool.batches]
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
+        self._state: tuple[Any, ...] = ()  # its memory is free before that of the new one is taken
         weights.load(self._model, arrays)
         # Plain dictionaries of arrays from here on: nnx objects would be walked in Python at every step.
         self._graph, *states = nnx.split(self._model, nnx.Param, nnx.BatchStat)
@@ -81,6 +116,10 @@ class Network:
             times.append(time.perf_counter())
         self._seconds = dict(zip(STAGES, (b - a for a, b in itertools.pairwise(times)), strict=True))
         return times[-1] - times[0]
+
+    def _trace(self) -> Any:
+        """``step`` traced for the batches; each kind of work has its own."""
+        raise NotImplementedError
 
     def compile_times(self) -> dict[str, float]:
         """Seconds of each of ``STAGES`` of what was compiled last, as far as they can be told."""
@@ -105,7 +144,7 @@ class Network:
             "donation": ("on" if shared else "off", f"{shared} bytes are shared"),
             "attention": ("cudnn", "__cudnn$fmha") if "__cudnn$fmha" in text else ("math", "no custom call for it"),
         }
-        if self._setting.switches.get("triton_gemm") == "off":
+        if not self._setting.on("triton_gemm"):
             # Of matrix products alone: XLA writes softmax and the like in Triton, too.
             products = sorted(set(re.findall(r"__triton\w*gemm\w*", text)))
             found["triton_gemm"] = ("on" if products else "off", ", ".join(products) or "no '__triton_gemm'")
@@ -113,19 +152,27 @@ class Network:
 
     def _compiled(self, lowered: Any) -> Any:
         """``lowered`` as the switches have it compiled."""
-        switches = self._setting.switches
         options: dict[str, Any] = {}  # those that differ from what XLA does by itself
         if self._device.platform == "gpu":
-            options |= {"xla_gpu_enable_command_buffer": ""} if switches.get("command_buffers") == "off" else {}
-            options |= {"xla_gpu_enable_triton_gemm": False} if switches.get("triton_gemm") == "off" else {}
+            options |= {"xla_gpu_enable_command_buffer": ""} if not self._setting.on("command_buffers") else {}
+            options |= {"xla_gpu_enable_triton_gemm": False} if not self._setting.on("triton_gemm") else {}
             options |= {"xla_gpu_enable_latency_hiding_scheduler": True} if self._setting.on("latency_hiding") else {}
             options |= {"xla_gpu_deterministic_ops": True} if self._setting.on("deterministic") else {}
-            options |= {"xla_gpu_autotune_level": int(switches["autotune"])} if "autotune" in switches else {}
+            options |= {"xla_gpu_autotune_level": int(self._setting.value("autotune"))}
         return lowered.compile(compiler_options=options or None)
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
         jax.tree.leaves(handle)[0].block_until_ready()  # all results of one program become ready together
+
+    def read(self, handle: Any) -> None:
+        """Bring a result of the step behind ``handle`` to the host, which it cannot leave before the step has ended."""
+        np.asarray(jax.tree.leaves(handle)[0].addressable_data(0))
+
+    def samples(self) -> int:
+        """Samples that a step takes, over all devices, by the shapes that the program was compiled for."""
+        arguments, _ = self._program.args_info
+        return int(arguments[self._inputs_at][0].shape[0])
 
     def accuracy(self, batch: Batch) -> float:
         """Share of ``batch`` that the model, with its running statistics, classifies rightly."""
@@ -174,8 +221,8 @@ class Network:
 
         All that is measured goes through here, and so does the canary.
         """
-        kernel = self._setting.switches.get("attention", "")
-        with _layers.autocast(self._compute), _layers.attention_by(ATTENTION.get(kernel)):
+        kernel = ATTENTION.get(self._setting.value("attention"))
+        with _layers.autocast(self._compute), _layers.attention_by(kernel):
             return model(*inputs).astype(self._dtype)
 
     @functools.cached_property
@@ -256,7 +303,8 @@ def _recording(model: nnx.Module) -> Iterator[dict[str, jax.Array]]:
     modules = list(nnx.iter_modules(model))
     names = {id(module): ".".join(str(part) for part in path) for path, module in modules}
     recorded: dict[str, jax.Array] = {}
-    calls = {kind: vars(kind)["__call__"] for kind in {type(m) for _, m in modules} if "__call__" in vars(kind)}
+    kinds: set[Any] = {type(module) for _, module in modules}  # Any: their methods are replaced
+    calls = {kind: vars(kind)["__call__"] for kind in kinds if "__call__" in vars(kind)}
 
     def recorder(call: Any) -> Any:
         def recorded_call(module: nnx.Module, *arguments: Any, **options: Any) -> Any:

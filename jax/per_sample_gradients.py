@@ -41,10 +41,15 @@ class PerSampleGradients(Network):
         """
         return self._program(*self._state, *self._batches[index % len(self._batches)])
 
-    def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
-        """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms"."""
+    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
+        """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
+
+        Of a product that has samples those of each ``every``-th one.
+        """
         if self._mesh is not None and self._product != "clipped_sum":
             handle = multihost_utils.process_allgather(handle, tiled=True)
+        if self._product != "clipped_sum" and every > 1:
+            handle = jax.tree.map(lambda array: array[::every], handle)
         if self._product == "norms":
             return {"norms": np.array(handle)}
         handle = jax.tree.map(np.asarray, handle)

@@ -21,11 +21,14 @@ from network import ALL, PARTS, Network
 class Training(Network):
     """The benchmark's optimizer on the batches of the pool, taken in turn."""
 
+    _inputs_at = 1
+
     def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._loss_scale = setting.loss_scale
         self._loss = LOSSES[setting.benchmark.loss]
-        self._optimizer = _optimizer(setting.benchmark.optimizer)
-        self._donates = setting.on("donation", otherwise=True)
+        self._recipe = setting.benchmark.optimizer
+        self._optimizer = _optimizer(self._recipe)
+        self._donates = setting.on("donation")
         super().__init__(setting, pool, arrays)
         if setting.world.size > 1:
             counts = [self._put(np.array(batch.present)) for batch in pool.batches]
@@ -49,6 +52,17 @@ class Training(Network):
     def loss(self, handle: Any) -> float:
         """The loss behind ``handle``."""
         return float(handle)
+
+    def moments(self) -> dict[str, npt.NDArray[Any]]:
+        """Of each trainable parameter what the optimizer keeps of its gradients: the momentum, AdamW's first moment."""
+        kept = "trace" if isinstance(self._recipe, SGD) else "mu"
+        moments = optax.tree_utils.tree_get(self._state[2], kept)
+        named = weights.export(nnx.merge(self._graph, moments, self._state[1]))
+        return {name: named[name] for name in self._trainable}
+
+    def count(self) -> int | None:
+        """Steps since ``load`` as the optimizer counts them; None for SGD, which does not."""
+        return None if isinstance(self._recipe, SGD) else int(optax.tree_utils.tree_get(self._state[2], "count"))
 
     def passes(self) -> dict[str, Callable[[int], Any]]:
         """Parts of ``step`` as programs of their own: each dispatches its part for batch ``index`` modulo the pool.

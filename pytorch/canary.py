@@ -8,10 +8,11 @@ from torch.nn import functional
 
 from duel.measure import canary
 from models import _layers
+from network import Network
 
 
 @torch.no_grad()
-def products(work: Any) -> npt.NDArray[Any]:
+def products(work: Network) -> npt.NDArray[Any]:
     """The products of ``duel.measure.canary.inputs``, one behind the other, computed as ``work`` computes its model."""
     return work.applied(_compute, work.placed(tuple(canary.inputs().values()))).cpu().numpy()
 

@@ -21,9 +21,9 @@ class Inference(Network):
             self._xla.sync()
         return logits
 
-    def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
-        """The logits behind ``handle``."""
-        return {"logits": handle.cpu().numpy()}
+    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
+        """The logits behind ``handle``, of each ``every``-th sample."""
+        return {"logits": handle[::every].cpu().numpy()}
 
     @functools.cached_property
     def _run(self) -> Any:

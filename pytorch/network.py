@@ -48,6 +48,20 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nn.Modul
     return model
 
 
+def count_flops(benchmark: Benchmark, size: str, inputs: tuple[npt.NDArray[Any], ...]) -> int:
+    """FLOPs of the forward pass in evaluation: two for each multiply-add of matrix products and convolutions.
+
+    Nothing is computed: the device "meta" has shapes alone, so only those of ``inputs`` matter.
+    """
+    # Imported where it is needed: its memory would count as the network's.
+    flop_counter = importlib.import_module("torch.utils.flop_counter")
+    plain = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the counter knows not every kernel
+    with torch.device("meta"), plain, flop_counter.FlopCounterMode(display=False) as counter:
+        arrays = [torch.empty(a.shape, dtype=torch.float32 if a.dtype.kind == "f" else torch.int64) for a in inputs]
+        build(benchmark, size).eval()(*arrays)
+    return int(counter.get_total_flops())
+
+
 def _share_batch_norms(model: nn.Module, device: torch.device) -> None:
     """Let batch norms in training take the statistics of all processes' batches together, as in the twin."""
     if device.type != "cpu":
@@ -65,7 +79,7 @@ def _set_globally(setting: Setting) -> None:
     if setting.on("deterministic"):
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it where it begins
         torch.use_deterministic_algorithms(True)
-    kernel = setting.switches.get("attention", FRAMEWORKS_CHOICE)
+    kernel = setting.value("attention")
     if kernel != FRAMEWORKS_CHOICE:
         for name, enable in ATTENTION.items():
             enable(name == kernel)
@@ -120,11 +134,14 @@ class Network:
         self._model = build(setting.benchmark, setting.size, self._per_sample)
         if self._world.size > 1:
             _share_batch_norms(self._model, self._device)
-        self._model = self._model.to(self._device, self._dtype, memory_format=self._format)
+        # torch's types have no overload of device, dtype and memory format together.
+        self._model = self._model.to(  # type: ignore[call-overload]
+            self._device, self._dtype, memory_format=self._format
+        )
         self._trained: Any = self._model  # what is called in training
         self.load(arrays)
         parts = [batch.part(self._world.rank, self._world.size) for batch in pool.batches]
-        self._batches = [self._put_batch(batch) for batch in parts]
+        self._batches: list[tuple[Any, ...]] = [self._put_batch(batch) for batch in parts]
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin anew from other weights; what is compiled stays."""
@@ -175,7 +192,7 @@ class Network:
             manager = trees.get_manager(self._device.index, create_if_none_exists=False)
             found["cuda_graphs"] = ("on" if manager is not None else "off", "Inductor's manager of recorded graphs")
         if self._device.type == "cpu":
-            asked, cpus, threads = self._setting.switches.get("threads"), len(usable_cpus()), torch.get_num_threads()
+            asked, cpus, threads = self._setting.value("threads"), len(usable_cpus()), torch.get_num_threads()
             there = "all" if asked == "all" else str(max(cpus, threads))
             found["threads"] = (there, f"affinity, {cpus} CPUs, {threads} threads")
         return found | self._observed_here()
@@ -206,6 +223,18 @@ class Network:
             self._xla.core.xla_model.wait_device_ops()  # sync(wait=True) would wait for the dispatch only
         elif self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
+
+    def read(self, handle: Any) -> None:
+        """Bring a result of the step behind ``handle`` to the host, which it cannot leave before the step has ended."""
+        first = handle if isinstance(handle, torch.Tensor) else next(iter(handle.values()))
+        first.reshape(-1)[:1].cpu()
+
+    def samples(self) -> int:
+        """Samples that a step takes, over all devices, by the shapes of what it is given."""
+        return self._taken() * self._world.size
+
+    def _taken(self) -> int:
+        return min(len(inputs[0]) for inputs, *_ in self._batches)
 
     def accuracy(self, batch: Batch) -> float:
         """Share of ``batch`` that the model, with its running statistics, classifies rightly."""

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.backends.cuda import enable_cudnn_sdp, enable_flash_sdp, enable_mem_efficient_sdp
 from torch.func import functional_call, grad, vmap
+from torch.nn import functional
 
 from duel.catalogue import CLIP_NORM
 from duel.errors import UserError
 from duel.measure.batches import Pool
 from duel.measure.device import Setting
 from models import _layers
-from network import Network
+from network import COMPUTE, Network
 from training import LOSSES
 
 Gradients = dict[str, torch.Tensor]
@@ -78,11 +79,13 @@ class PerSampleGradients(Network):
         # A weight that modules share would have to be found under all its names, by a walk of them all at every call.
         self._tied = len(self._parameters) < len(list(self._model.named_parameters(remove_duplicate=False)))
         self._each: Any = vmap(grad(self._sample_loss), (None, 0, 0))
-        self._parts = [_cut(*batch, setting.microbatch) for batch in self._batches]
+        self._parts = [_cut(inputs, labels, setting.microbatch) for inputs, labels in self._batches]
         # The other kernels of attention know no axis of samples, and would be called for one sample after the other.
         # For the whole process: "with sdpa_kernel(...)" takes 0.2 ms of every step.
         for enable in (enable_flash_sdp, enable_mem_efficient_sdp, enable_cudnn_sdp):
             enable(False)
+        if setting.precision in COMPUTE:  # torchvision's own attention looks it up there, too
+            functional.scaled_dot_product_attention = _layers.half_attention
         self._run: Any = self._compiled(self._some)
         self._replayed = setting.on("cuda_graphs")
         self._hooked: Any = None
@@ -120,9 +123,17 @@ class PerSampleGradients(Network):
             self._xla.sync()
         return result
 
-    def named(self, handle: Any) -> dict[str, npt.NDArray[Any]]:
-        """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms"."""
+    def _taken(self) -> int:
+        return min(sum(len(labels) for _, labels in parts) for parts in self._parts)
+
+    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
+        """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
+
+        Of a product that has samples those of each ``every``-th one.
+        """
         arrays = {"norms": handle} if self._product == "norms" else handle
+        if self._product != "clipped_sum":
+            arrays = {name: array[::every] for name, array in arrays.items()}
         if self._world.size > 1 and self._product != "clipped_sum":
             arrays = {name: _gathered(array, self._world.size) for name, array in arrays.items()}
         return {name: array.cpu().numpy() for name, array in arrays.items()}
@@ -145,8 +156,9 @@ class PerSampleGradients(Network):
             logits = self._hooked(*inputs)
         losses = vmap(lambda logits, label: self._loss(logits[None], label[None]))(logits.to(self._dtype), labels)
         (losses.sum() * self._loss_scale).backward()
-        gradients = {name: parameter.grad_sample for name, parameter in self._model.named_parameters()}
-        for name, parameter in self._model.named_parameters():
+        named: dict[str, Any] = dict(self._model.named_parameters())
+        gradients: Gradients = {name: parameter.grad_sample for name, parameter in named.items()}
+        for name, parameter in named.items():
             if gradients[name].shape != (len(labels), *parameter.shape):
                 raise UserError(f"Opacus takes something else for samples in {name}; valid: --mode default, compile")
         with torch.no_grad():

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
@@ -34,7 +35,7 @@ class Training(Network):
                 for batch, host in zip(self._batches, pool.batches, strict=True)
             ]
             # Running statistics are alike on all ranks already.
-            options = {SEND_BUFFERS: False, "gradient_as_bucket_view": True}
+            options: dict[str, Any] = {SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._trained = nn.parallel.DistributedDataParallel(self._model, **options)
         self._differentiable: Any = self._compiled(self._loss_and_logits)
 
@@ -57,6 +58,21 @@ class Training(Network):
             handle = handle.clone()
             torch.distributed.all_reduce(handle)
         return float(handle)
+
+    def moments(self) -> dict[str, npt.NDArray[Any]]:
+        """Of each trainable parameter what the optimizer keeps of its gradients: the momentum, AdamW's first moment."""
+        kept = "momentum_buffer" if isinstance(self._recipe, SGD) else "exp_avg"
+        state = self._optimizer.state
+        found = {name: state[p].get(kept) for name, p in self._model.named_parameters()}
+        shapes = weights.shapes(self._model)
+        # None where it has not met a gradient.
+        return {n: np.zeros(shapes[n], np.float32) if a is None else a.cpu().numpy() for n, a in found.items()}
+
+    def count(self) -> int | None:
+        """Steps since ``load`` as the optimizer counts them; None for SGD, which does not."""
+        if isinstance(self._recipe, SGD):
+            return None
+        return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
 
     def passes(self) -> dict[str, Callable[[int], Any]]:
         """Parts of ``step`` on their own: each dispatches its part for batch ``index`` modulo the pool.
@@ -91,7 +107,8 @@ class Training(Network):
         before = self.export()
         loss, logits = self._backward(*self._batches[index % len(self._batches)])
         weights.load(self._model, before)  # the pass has moved the running statistics
-        gradients = {name: p.grad.cpu().numpy().copy() for name, p in self._model.named_parameters()}
+        named: dict[str, Any] = dict(self._model.named_parameters())
+        gradients = {name: p.grad.cpu().numpy().copy() for name, p in named.items()}
         return float(loss), logits.cpu().numpy(), gradients
 
     def _backward(
@@ -108,7 +125,8 @@ class Training(Network):
         else:
             (loss * scale).backward()
         if self._loss_scale != 1:
-            torch._foreach_div_([p.grad for p in self._model.parameters()], self._loss_scale)
+            gradients: list[Any] = [p.grad for p in self._model.parameters()]
+            torch._foreach_div_(gradients, self._loss_scale)
         if self._setting.on("cuda_graphs"):  # the next replay writes where this one's results are
             loss = loss.clone()
         return loss.detach(), logits.detach()

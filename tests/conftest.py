@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import settings
 from slurm_cluster import SlurmCluster, missing_programs
 
+from duel import variables
 from duel.record import COLUMNS
 from duel.results import Results, Run
 
@@ -31,9 +33,23 @@ Main = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def clean_environment() -> dict[str, str]:
-    """The caller's environment without what would change a run: keys and modes of W&B, variables of Slurm and Duel."""
-    unwanted = ("WANDB_", "SLURM_", "SBATCH_", "DUEL_", "JAX_", "XLA_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    """The caller's environment without what would change a run.
+
+    That is keys and modes of W&B, variables of Slurm and Duel, and those that frameworks obey, but for threads.
+    """
+    unwanted = ("WANDB_", "SLURM_", "SBATCH_", "DUEL_")
+    obeyed = {name for name in variables.obeyed(os.environ) if not variables.matches(name, variables.THREADS)}
+    return {name: os.environ[name] for name in os.environ if not name.startswith(unwanted) and name not in obeyed}
+
+
+@contextmanager
+def heeding_ctrl_c() -> Iterator[None]:
+    """What is started inside ends on Ctrl-C even where these tests were started by a script's '&', which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -174,14 +190,15 @@ class Site:
         return f"{{jax: {json.dumps(str(path))}, pytorch: {json.dumps(str(path))}}}"
 
     def popen(self, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=self.folder,
-            env=self.environment | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        with heeding_ctrl_c():
+            return subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=self.folder,
+                env=self.environment | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
 
     def main(self, *arguments: str, expect: int = 0, **environment: str) -> str:
         """What ``python main.py`` prints; its exit code must be ``expect``."""

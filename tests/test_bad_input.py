@@ -24,7 +24,7 @@ def test_dry_run_prints_exactly_what_it_writes_and_needs_no_framework(main: Main
 
 
 def test_the_command_line_is_pinned() -> None:
-    assert regenerate.command_line() == (regenerate.GOLDEN / "help.txt").read_text()
+    assert regenerate.command_line() == (regenerate.GOLDEN / "help.txt").read_text(), regenerate.REMEDY
 
 
 @pytest.mark.parametrize(
@@ -169,6 +169,25 @@ def test_a_full_disk_is_named_and_nothing_is_half_started(main: Main, checkout: 
         assert not list((checkout / "results").glob("runs/*"))
     finally:
         subprocess.run(["umount", str(checkout / "results")], check=True)
+
+
+def test_a_benchmark_that_one_side_has_no_file_for_is_named(main: Main, checkout: Path) -> None:
+    (checkout / "jax" / "models" / "mnist.py").unlink()
+    message = "jax/models/mnist.py is missing; benchmark mnist needs models/mnist.py in jax/ and pytorch/"
+    refused(main(*MNIST), message)
+    refused(main("validate", "--benchmark", "mnist"), message)
+    (checkout / "mnist.pth").write_bytes(b"")
+    refused(main(*MNIST, "--weights", "mnist.pth"), message)
+    assert not (checkout / "results" / "runs").exists()
+    command = [interpreter("pytorch"), "pytorch/run.py", *MNIST]
+    by_hand = subprocess.run(
+        command, cwd=checkout, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert by_hand.returncode == 2
+    assert f"error: {message}\n" in by_hand.stdout + by_hand.stderr
+    assert "Traceback" not in by_hand.stdout + by_hand.stderr
+    (row,) = rows_of(checkout)
+    assert row["cause"] == f"input: {message}"
 
 
 def test_broken_idx_files_are_named_before_anything_starts(main: Main, checkout: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_driver_and_its_tests_import_no_framework(path: Path) -> None:
     assert not packages(path) & (JAX | PYTORCH)
 
 
-def test_help_and_status_load_nothing_slow() -> None:
+def test_help_and_status_load_nothing_slow(checkout: Path) -> None:
     for command in ("--help", "status"):
         code = (
             "import contextlib, io, runpy, sys\n"
@@ -75,7 +75,7 @@ def test_help_and_status_load_nothing_slow() -> None:
             "    runpy.run_path('main.py', run_name='__main__')\n"
             "print(' '.join(sorted({name.partition('.')[0] for name in sys.modules})))"
         )
-        asked = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+        asked = subprocess.run([sys.executable, "-c", code], cwd=checkout, check=True, capture_output=True, text=True)
         loaded = set(asked.stdout.split())
         assert "duel" in loaded
         slow = {"jax", "torch", "numpy", "pandas", "pydantic", "ruamel", "jinja2", "submitit", "wandb"}

@@ -9,8 +9,7 @@ import pytest
 from conftest import ROOT, Main, clean_environment, interpreter, rows_of
 
 from duel.catalogue import FRAMEWORKS, PRECISIONS
-from duel.measure import canary
-from duel.measure import row as measuring
+from duel.measure import canary, preparing
 from duel.measure.device import Device
 
 SCRIPT = """
@@ -71,10 +70,10 @@ def test_what_a_newcomer_gets_is_reported_and_never_wrong() -> None:
 
 def test_a_gpu_before_ampere_lacks_two_policies() -> None:
     turing, ampere = (Device("gpu", "NVIDIA T4", 1, compute_capability=capability) for capability in ("7.5", "8.0"))
-    lacks = {policy: measuring._lacks(turing, policy) for policy in PRECISIONS}
+    lacks = {policy: preparing._lacks(turing, policy) for policy in PRECISIONS}
     assert {policy for policy, why in lacks.items() if why} == {"tf32", "bf16"}
     assert lacks["bf16"] == "bf16 exists from compute capability 8.0 on; this is a NVIDIA T4 (7.5)"
-    assert not any(measuring._lacks(ampere, policy) for policy in PRECISIONS)
+    assert not any(preparing._lacks(ampere, policy) for policy in PRECISIONS)
 
 
 def test_the_exact_products_are_exact() -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Main, clean_environment, rows_of
+from conftest import Main, clean_environment, heeding_ctrl_c, rows_of
+from test_paired import LOAD
 
-from duel.catalogue import VALIDATE
+from duel.catalogue import BENCHMARKS, VALIDATE
 from duel.job import Job
 from duel.launch import local
 from duel.measure.job import _may_share
@@ -44,7 +45,8 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
     jax, pytorch = sorted(rows, key=lambda row: row["framework"])
 
     # The same computation on both sides.
-    for name in ("pair", "weights_sha256", "data_sha256", "batch_size", "device_name", "dataset", "parameters"):
+    same = ("pair", "weights_sha256", "data_sha256", "batch_size", "device_name", "dataset", "parameters")
+    for name in (*same, "learning_rate"):
         assert jax[name] == pytorch[name] != ""
     assert jax["cell"] != pytorch["cell"]
 
@@ -57,8 +59,9 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
     for row in rows:
         missing = json.loads(row["missing"])
         assert {name for name in COLUMNS if row[name] == ""} - {"cause", "partial"} == set(missing)
-        for name in ("throughput", "step_seconds_p50", "peak_memory_bytes", "loss_first", "accuracy"):
+        for name in ("throughput", "step_seconds_p50", "peak_memory_bytes", "loss_first", "learning_rate", "accuracy"):
             assert float(row[name]) > 0
+        assert float(row["learning_rate"]) == BENCHMARKS["mnist"].optimizer.at(int(row["batch_size"])).learning_rate
         # It learns real digits, and the protocol's floors hold.
         assert row["dataset"] == "sklearn-digits"
         assert float(row["accuracy"]) > 0.95
@@ -81,12 +84,21 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
     for words in (
         "throughput (images/s)",
         "peak memory (MiB)",
-        "no ratio: NOT COMPARABLE: parity (jax and pytorch: unverified: no certificate",
         "wandb leet",
         "results/results.csv",
     ):
         assert words in done.stdout
     assert "measuring" in done.stdout
+    # A ratio, and how to make it a verdict; a busy machine bars the pair.
+    said = "mnist (full, fp32), train_single, mode default, batch size 64, devices 1: "
+    if jax["comparable"] == "COMPARABLE":
+        assert f"{said}indicative: JAX / PyTorch " in done.stdout
+        assert "for a verdict: python main.py --benchmark mnist --use_case 1 --paired\n" in done.stdout
+        assert "no float64 certificate: the proof is as sharp as fp32 rounding" in done.stdout
+    else:
+        assert f"{said}no ratio: {jax['comparable']}\n" in done.stdout
+        barred = jax["comparable"].removeprefix("NOT COMPARABLE: ").split("; ")
+        assert all(why.startswith(LOAD) for why in barred)
 
     # One environment, one framework; the record says so.
     for framework, other in (("jax", "torch"), ("pytorch", "jax")):
@@ -110,6 +122,8 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
     assert all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(curves[0][:50], curves[1][:50], strict=True))
 
     # Another shell sees all of it.
+    assert done.stdout.endswith(main("compare").stdout)
+    assert done.stdout.endswith(main("compare", jax["run_id"]).stdout)
     statuses = json.loads(main("status", "--json").stdout)
     assert {status["state"] for status in statuses} == {"finished"}
     assert "measuring" in main("logs", rows[0]["run_id"]).stdout
@@ -245,14 +259,15 @@ def test_the_local_jobs_survive_the_driver(main: Main, checkout: Path) -> None:
 
 
 def test_no_file_of_the_driver_ends_in_a_traceback_on_ctrl_c(checkout: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "main.py", *MNIST, "--framework", "pytorch", "--wait"],
-        cwd=checkout,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with heeding_ctrl_c():
+        process = subprocess.Popen(
+            [sys.executable, "main.py", *MNIST, "--framework", "pytorch", "--wait"],
+            cwd=checkout,
+            env=clean_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     assert process.stdout is not None
     assert process.stdout.readline().startswith("started")
     process.send_signal(signal.SIGINT)

@@ -44,6 +44,9 @@ def test_training_on_two_devices_has_a_row_for_one_and_one_for_both(main: Main, 
         assert both["cell"] != alone["cell"]
     # Both frameworks take the same samples on both devices, and learn the same from them.
     assert rows[1]["data_sha256"] == rows[3]["data_sha256"] != rows[0]["data_sha256"]
+    assert all(float(row["loss_last"]) < float(row["loss_first"]) for row in rows)
+    # Twice the samples over all devices, twice the learning rate.
+    assert float(rows[1]["learning_rate"]) == pytest.approx(2 * float(rows[0]["learning_rate"]))
     assert float(rows[1]["loss_last"]) == pytest.approx(float(rows[3]["loss_last"]), rel=1e-4)
     assert list((checkout / "results").glob(".ranks-*")) == []
 

@@ -1,8 +1,10 @@
 """Modes: what is understood, what is refused and with which words, and what each turns where."""
 
+import ast
 import json
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from duel import modes
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
+from duel.measure.device import Device, Setting
 
 
 @pytest.mark.parametrize("mode", [*modes.MODES, "default+compile", "tuned-compile", "default+threads=2-donation"])
@@ -154,6 +157,38 @@ def test_a_mode_s_script_has_a_name_that_files_may_have() -> None:
     job = Job("jax", "mnist", 1, "standard", "fp32", None, "local", mode="tuned-compile+threads=1")
     assert job.stem == "jax_mnist_1_tuned_without_compile_with_threads_1"
     assert job.options[job.options.index("--mode") + 1] == job.mode
+
+
+def test_a_setting_knows_no_other_switches_than_there_are() -> None:
+    common = (BENCHMARKS["mnist"], "tiny", "fp32", Device("cpu", "here", 1))
+    setting = Setting(*common, switches={"compile": "on"})
+    assert [setting.on(name) for name in ("compile", "donation", "channels_last")] == [True, True, False]
+    assert setting.value("threads") == "all"
+    message = "unknown switch 'chanels_last'; valid: threads, "
+    with pytest.raises(ValueError, match=message):
+        setting.on("chanels_last")
+    with pytest.raises(ValueError, match=message):
+        Setting(*common, switches={"chanels_last": "on"})
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_side_asks_for_switches_of_its_own_and_for_all_that_it_has(framework: str) -> None:
+    """Among them those of devices that no test here has."""
+    asked = set()
+    for path in (ROOT / framework).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="on" | "value"), args=[ast.Constant(value=str(switch))]):
+                    asked.add(switch)
+    of_everyone = {"deterministic", "threads"}  # the measuring process looks at these, too
+    assert asked | of_everyone == {switch.name for switch in modes.SWITCHES if switch.framework == framework}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_catalogue_says_which_models_call_attention(name: str) -> None:
+    tree = ast.parse(Path(ROOT, "jax", "models", f"{name}.py").read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert ("attention" in names) == BENCHMARKS[name].attention
 
 
 SCRIPT = """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_comparability import sides
+from test_comparability import alike, judged, sides
 
 from duel import certificate
 from duel.catalogue import BENCHMARKS
-from duel.comparability import COMPARABLE, judged
+from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
 from duel.report import published
@@ -31,7 +31,8 @@ def rows(ratios: list[float], **change: object) -> list[Row]:
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Results:
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    monkeypatch.setattr(Results, "evidence", lambda self, row: alike(row))
     found = Results(tmp_path / "results")
     for folder in ("runs", "parity"):
         (found.folder / folder).mkdir(parents=True)

@@ -67,7 +67,7 @@ def test_the_scripts_are_the_golden_ones() -> None:
     scripts = regenerate.scripts()
     assert len(scripts) == len(TARGETS) * len([*FRAMEWORKS, PAIRED])
     for name, text in scripts.items():
-        assert text == (GOLDEN / name).read_text()
+        assert text == (GOLDEN / name).read_text(), regenerate.REMEDY
         bash_accepts(text)
 
 

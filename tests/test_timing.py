@@ -4,13 +4,16 @@ import dataclasses
 import random
 import statistics
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from duel.catalogue import PRESETS, USE_CASES, Preset
-from duel.measure import row as measuring
-from duel.measure import timing
+from duel.catalogue import PRESETS, Preset
+from duel.measure import timed, timing
+from duel.measure.device import ALONE
+from duel.measure.measurement import Measurement
 from duel.measure.watch import Conditions
 from duel.record import Row
 
@@ -134,11 +137,10 @@ def test_the_opening_steps_are_dispatched_before_any_loss_is_read(monkeypatch: p
     work = Steps(2.0)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
     said: list[tuple[int, float]] = []
-    first_step_seconds, since, losses = timing.opening_steps(work, 5, lambda step, loss: said.append((step, loss)))
-    assert (first_step_seconds, since) == (2.0, 2.0)
+    losses = timing.opening_steps(work, 5, lambda step, loss: said.append((step, loss)))
     assert losses == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert said == list(enumerate(losses))
-    assert work.synchronised == [0]
+    assert work.synchronised == []
 
 
 @pytest.mark.parametrize(
@@ -195,8 +197,15 @@ def test_a_part_of_the_step_is_the_median_of_its_undisturbed_blocks(
 ) -> None:
     work, said = Disturbed(seconds, disturbed), dict[str, Any]()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
-    row = Row(run_id="r", row=3, missing={"forward_seconds": "not yet"})
-    row = measuring._passes(row, work, work, PRESETS["standard"], 2, lambda event, **found: said.update({event: found}))
+    row = Row(run_id="r", row=3, preset="standard", missing={"forward_seconds": "not yet"})
+
+    def emit(event: str, **found: Any) -> None:
+        if event == "passes":
+            said[event] = found
+
+    m = Measurement(SimpleNamespace(write_row=print), row, Path(), None, emit, ALONE, steps_per_block=2)
+    m.work = m.watch = work
+    row = row.replace(**timed.time_passes(m))
     times = [10 * seconds] * disturbed + [seconds] * (blocks - disturbed)
     forward = {"step_seconds": pytest.approx(times), "left_out": list(range(disturbed))}
     assert said == {"passes": {"row": 3, "steps": 2, "forward": forward}}
@@ -238,16 +247,24 @@ def test_a_throttled_block_is_in_the_record_and_not_in_the_row_s_figures(
 ) -> None:
     work, said = Throttled(0.003, bad), list[dict[str, Any]]()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
-    row = Row(row=3, batch_size=8, throughput_unit="images/s", missing={"left_out": "not yet"})
-    asked = (PRESETS["standard"], USE_CASES[1], (10, 0.0))
-    row, blocks = measuring._timed(row, work, work, *asked, lambda event, **found: said.append({event: found}), print)
+    row = Row(row=3, preset="standard", batch_size=8, throughput_unit="images/s", missing={"left_out": "not yet"})
+
+    def emit(event: str, **found: Any) -> None:
+        said.append({event: found})
+
+    m = Measurement(SimpleNamespace(write_row=print), row, Path(), None, emit, ALONE, next_step=10)
+    m.work = m.watch = work
+    for stage in (timed.warm_up, timed.time_blocks):
+        columns = stage(m)
+        m.row = m.row.replace(**columns)
+    row = m.row
     records = [event["block"] for event in said if "block" in event]
-    assert len(records) == len(blocks) == row.host_peak_bytes == 50
+    assert len(records) == row.host_peak_bytes == 50
     assert {number for number, record in enumerate(records) if record.get("throttles")} == bad
     assert {number for number, record in enumerate(records) if record["step_seconds"] > 0.02} == bad
     assert (row.blocks, row.left_out_blocks, row.outliers) == (50 - len(bad), len(bad), 0)
     assert (row.step_seconds_mean, row.throughput) == (pytest.approx(0.003), pytest.approx(8 / 0.003))
-    assert work.items == 8 * (row.iterations or 0) == 8 * sum(block.steps for block in blocks)
+    assert work.items == 8 * (row.iterations or 0) == 8 * sum(record["steps"] for record in records)
     words = f"{len(bad)} throttled (power brake)" if bad else "none is"
     told = row.left_out if bad else row.missing["left_out"]
     assert told == f"{words}; not told: other processes (NVML: Unknown Error)"

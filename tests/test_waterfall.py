@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 from conftest import Main
-from test_comparability import sides
+from test_comparability import outcomes, sides
 
 from duel import modes
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, USE_CASES
 from duel.record import Row
-from duel.report.pairs import outcomes
 from duel.report.waterfall import waterfalls
 
 CPU = [

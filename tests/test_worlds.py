@@ -23,7 +23,7 @@ QUICK = ((TRAINED[0], 2), "clipped_sum")  # in 'make test'
 PER_SAMPLE = "cifar10_resnet18"
 # One rank of a world: what it computes of the benchmark, in float64, to a file if it is the first.
 RANK = """
-import os, pathlib, sys
+import dataclasses, os, pathlib, sys
 framework, benchmark, size, rank, address, what, output = sys.argv[1:]
 sys.path.insert(0, framework)
 sys.path.append(".")
@@ -36,6 +36,7 @@ from duel.measure.device import Setting, World
 world = World(int(rank), int(size), int(rank), address)
 device = devices.select("cpu", world)
 entry, trains = BENCHMARKS[benchmark], what == "train"
+entry = dataclasses.replace(entry, optimizer=entry.optimizer.at(BATCH_SIZE))
 arrays = parameters.initialise(weights.shapes(network.build(entry, "tiny", not trains)), 0, randomise=True)
 pool = batches.pool(entry, "tiny", BATCH_SIZE, 0, pathlib.Path())
 product = {} if trains else {"product": what, "microbatch": 2}

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from duel.catalogue import BENCHMARKS
+from duel.catalogue import BENCHMARKS, VALIDATE
 from duel.errors import UserError
 from duel.launch import queue, state
-from duel.options import FILTERS
+from duel.options import FILTERS, has_selection
 from duel.record import CANCELLED, FINISHED, QUEUED, RUNNING, SKIPPED, TERMINAL
 from duel.results import Results, Run
 
@@ -22,6 +22,7 @@ TERMINATE_SECONDS = 60.0
 # A controller serves everyone: it is asked seldom, and more seldom the longer it takes.
 SLURM_SECONDS, SLURM_SECONDS_MOST = 30.0, 120.0
 FOLDER_SECONDS = 0.5
+MOST_VALID = 12  # values that an error lists: there may be hundreds of groups
 
 
 def find(results: Results, name: str) -> Run:
@@ -56,9 +57,41 @@ def select(statuses: list[dict[str, Any]], args: Namespace, results: Results) ->
     if not chosen and (named or filters):
         asked = " ".join([*sorted(named), *(f"--{name} {value}" for name, value in filters.items())])
         valid = {name: sorted({str(_facts(status).get(name)) for status in statuses}) for name in filters}
-        there = "; ".join(f"{name}: {', '.join(values) or 'none'}" for name, values in valid.items())
+        there = "; ".join(f"{name}: {', '.join(values[-MOST_VALID:]) or 'none'}" for name, values in valid.items())
         raise UserError(f"no run fits {asked}" + (f"; there are {there}" if there else ""))
     return chosen
+
+
+def to_compare(args: Namespace, results: Results) -> list[Run]:
+    """The runs that ``args`` choose and the others of their groups; without a choice those that were started last,
+    by one command. A validation measures nothing and is left out.
+
+    Raises UserError as ``select`` does, and where there is nothing to compare.
+    """
+    statuses = state.look(results).statuses
+    chosen = select(statuses, args, results)
+    measured = [status for status in statuses if not _is_validation(status)]
+    if not measured:
+        raise UserError("no runs yet; 'python main.py --benchmark resnet50 --use_case 1' starts two")
+    if has_selection(args):
+        groups = {_group(status) for status in chosen if not _is_validation(status)}
+        if not groups:
+            raise UserError("a validation measures nothing; 'python main.py validate' says what it proved")
+    else:
+        # Groups of one command differ in what they measure, and end with the same stamp.
+        last = _group(measured[-1]).partition("-")[2]
+        groups = {_group(status) for status in measured if _group(status).partition("-")[2] == last}
+    return [results.run(status["run_id"]) for status in measured if _group(status) in groups]
+
+
+def _group(status: dict[str, Any]) -> str:
+    """As ``duel.job.group``, without reading launch.json again."""
+    return str(status.get("pair") or status["run_id"].partition("_")[2])
+
+
+def _is_validation(status: dict[str, Any]) -> bool:
+    facts = _facts(status)
+    return str(status["run_id"]).startswith(f"{facts['framework']}_{facts['benchmark']}_{VALIDATE}")
 
 
 def _facts(status: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +100,7 @@ def _facts(status: dict[str, Any]) -> dict[str, Any]:
     framework, _, rest = status["run_id"].partition("_")
     named = [name for name in BENCHMARKS if rest.startswith(f"{name}_")]
     benchmark = max(named, key=len, default="")
-    said = {"framework": framework, "benchmark": benchmark, "target": status.get("target")}
+    said = {"framework": framework, "benchmark": benchmark, "target": status.get("target"), "group": _group(status)}
     return said | {name: job[name] for name in said if name in job} | {"state": status["state"]}
 
 

@@ -96,21 +96,19 @@ def work(runs: list[Run], results: Results) -> None:
     """
     proofs = all(Job(**run.launch()["job"]).small_proof for run in runs)
     at_once = min(os.cpu_count() or 1, MOST_PROOFS) if proofs else 1
-    # Threads that wait for each other by spinning would take the cores from the other proofs.
-    changed = {"OMP_NUM_THREADS": "1"} if at_once > 1 else {}
     with ThreadPoolExecutor(at_once) as workers:
-        for done in [workers.submit(_run, run, results, changed) for run in runs]:
+        for done in [workers.submit(_run, run, results) for run in runs]:
             done.result()
 
 
-def _run(run: Run, results: Results, changed: dict[str, str]) -> None:
+def _run(run: Run, results: Results) -> None:
     if run.stored_status()["state"] != QUEUED:
         return  # cancelled meanwhile
     with open(run.launcher_log, "ab") as log:
         code = subprocess.run(
             ["bash", str(run.script)],
             cwd=ROOT,
-            env=os.environ | changed | {"DUEL_RUN_ID": run.id},
+            env=os.environ | {"DUEL_RUN_ID": run.id},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from duel import certificate
 from duel.catalogue import BENCHMARKS
 from duel.errors import UserError
 from duel.job import ROOT
@@ -27,6 +28,7 @@ def resolve(given: str, benchmark: str, size: str, name: str, target: Target, re
     ``name`` is what cluster.yaml calls ``target``. Raises UserError for weights that are not there, cannot be read
     or do not fit.
     """
+    certificate.check_files(benchmark)
     if given == PRETRAINED:
         _check_published(benchmark, size)
     elif not Path(given).is_file():

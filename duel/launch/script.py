@@ -4,11 +4,13 @@ import functools
 import os
 import shlex
 import subprocess
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from duel import variables
 from duel.catalogue import FRAMEWORKS, MANY, USE_CASES
 from duel.errors import UserError
 from duel.job import EDITED, ROOT, Job, script_state, seal
@@ -27,7 +29,14 @@ def _environment() -> Environment:
         autoescape=False,
     )
     environment.filters["shell"] = shlex.quote
+    environment.filters["case"] = _case_patterns
     return environment
+
+
+def _case_patterns(patterns: Sequence[str]) -> str:
+    """Alternatives of one clause of bash's 'case', over as many lines as they need."""
+    text = "\N{NO-BREAK SPACE}| ".join(patterns)  # so that no line begins with the bar
+    return " \\\n            ".join(textwrap.wrap(text, 100)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 ENVIRONMENT = _environment()
@@ -50,9 +59,9 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
                 f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {', '.join(others) or 'none'}"
             )
     lead, *others = job.frameworks  # whose interpreter looks after the run
-    variables = {"WANDB_PROJECT": target.wandb.project}
+    exports = {"WANDB_PROJECT": target.wandb.project}
     if target.wandb.mode != "auto" or not target.internet:
-        variables["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
+        exports["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
     device = ["--device", target.device] if target.device and not job.device else []
     options = [*job.options, *device, f"--data={target.data}"]
     options += [f"--paired={other}={pythons[other]}" for other in others]
@@ -78,7 +87,11 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
         launcher=f"{target.launcher} " if target.launcher else "",
         node_launcher=target.node_launcher,
         setup=target.setup,
-        variables=variables,
+        exports=exports,
+        obeyed=variables.OBEYED,
+        allocated=variables.ALLOCATED,
+        foreign=variables.FOREIGN,
+        given=variables.GIVEN,
         python=pythons[lead],
         remedy=f"(cluster.yaml: targets.{job.target}.python.{lead}); make {lead}-env makes one",
         command=shlex.join([f"{lead}/run.py", *options]),

@@ -17,7 +17,7 @@ from typing import Any
 
 from duel.errors import UserError
 from duel.launch import queue
-from duel.record import CANCELLED, FAILED, LOST, QUEUED, RUNNING, TERMINAL
+from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, TERMINAL
 from duel.results import LOST_AFTER_SECONDS, Results, Run
 
 SHOWN = 20
@@ -86,6 +86,20 @@ def look(results: Results, runs: list[Run] | None = None, before: Look | None = 
         if job.name in stems and job.id not in mine and queue.judge(job).kind != queue.ENDED
     ]
     return Look(statuses, by_hand, answer.notes if answer and unsettled else [], answer, asked)
+
+
+def with_verdicts(seen: Look, results: Results) -> Look:
+    """The same, with what the pair of each finished run comes to."""
+    from duel.report import pairs  # here, because few commands need it
+
+    try:
+        verdicts = pairs.by_run(results)
+    except ValueError as error:
+        return replace(seen, notes=[*seen.notes, f"verdicts: {error}"])
+    for status in seen.statuses:
+        if status["state"] == FINISHED and status["run_id"] in verdicts:
+            status["verdict"] = verdicts[status["run_id"]]
+    return seen
 
 
 def user() -> str:
@@ -275,7 +289,7 @@ def describe(status: dict[str, Any]) -> str:
             start = queue.when(slurm["start"], time.time())
             return str(slurm["words"]) + (f"; {start}" if start and slurm["kind"] == queue.WAITING else "")
         return str(status.get("words") or status.get("phase") or "waits for its turn")
-    words = status.get("cause") or ""
+    words = status.get("cause") or status.get("verdict") or ""
     told = str(words).startswith(TOLD) and slurm
     return f"{words}: {slurm['words']}" if told else str(words)
 

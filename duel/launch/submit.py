@@ -9,17 +9,19 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
+import re
 import shlex
 import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
-from duel import datasets
+from duel import certificate, datasets, variables
 from duel.catalogue import BENCHMARKS
 from duel.errors import UserError
 from duel.job import ROOT, Job
-from duel.launch import local, preflight, script, state
+from duel.launch import directives, local, preflight, script, state
 from duel.launch.cluster import Cluster, Target
 from duel.record import FAILED
 from duel.results import FORMAT, Results, Run, stamp, this_process, write_atomically
@@ -47,6 +49,9 @@ def launch(
     if target.scheduler == "slurm":
         table, warnings = preflight.plan(jobs, texts, cluster)
         say("\n".join([table, *(f"warning: {warning}" for warning in warnings)]))
+    if names := _kept_back([target.for_job(job) for job in jobs]):
+        where = f"cluster.yaml: targets.{name}.setup: {{job: [export {names[0]}=...]}}"
+        say(f"not passed to the jobs: {', '.join(names)}; what they are to have is set by {where}")
     script.write(jobs, texts, say)
     runs = start(jobs, texts, target, results, say, run_ids, launches)
     for run in runs:
@@ -55,9 +60,27 @@ def launch(
     return runs
 
 
+def _kept_back(targets: list[Target]) -> list[str]:
+    """Variables of this shell, or of an --export, that the scripts unset and the lines of ``targets`` do not set.
+
+    Not those of numbers of threads: the target could not set them either.
+    """
+    names, lines = set(os.environ), []
+    for target in targets:
+        names.update(re.findall(r"\w+", directives.value(target.directives, "--export") or ""))
+        lines += [*target.setup.job, *target.setup.task]
+    text = "\n".join(lines)
+    return [
+        name
+        for name in variables.obeyed(sorted(names))
+        if not variables.matches(name, variables.THREADS) and not re.search(rf"\b{name}\b", text)
+    ]
+
+
 def check(jobs: list[Job], target: Target) -> None:
     """Raises UserError, before anything is written, for what would keep a job from running."""
     for job in jobs:
+        certificate.check_files(job.benchmark)
         for framework in job.frameworks:
             python = getattr(target.python, framework)
             where = f"cluster.yaml: targets.{job.target}.python.{framework}"

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from duel import certificate
-from duel.catalogue import FRAMEWORK_DEFAULT, FRAMEWORKS, VALIDATE
-from duel.certificate import VERIFIED
+from duel.catalogue import FRAMEWORKS, VALIDATE
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import jobs, pretrained, state, submit
 from duel.launch.cluster import Cluster
-from duel.options import SAFETENSORS
-from duel.record import CANCELLED, FINISHED, TERMINAL
+from duel.record import FINISHED, TERMINAL
 from duel.report import parity
 from duel.results import Results, Run, write_atomically
 
@@ -35,7 +33,8 @@ def validate(
     """Write one certificate per benchmark and say how it stands. True if both sides compute the same in all of them.
 
     ``weights`` are to be computed with, as ``pretrained.resolve`` takes them; None for random ones. A benchmark one of
-    whose sides did not finish gets no certificate, and its error is said. Raises UserError as ``submit.launch`` does.
+    whose sides did not finish gets no certificate; its error is said, and in what both sides differ of what they had
+    computed. Raises UserError as ``submit.launch`` does.
     """
     name, described = cluster.target(target)
     planned = []
@@ -59,36 +58,14 @@ def validate(
                 for framework, status in lost.items():
                     said = f"{framework} {status['state']}: {state.describe(status)}"
                     say(f"{benchmark:18}  no certificate: {said}; 'python main.py logs {status['run_id']}'")
+                if lost:
+                    _say_failures(parity.unfinished(sides), "", say)
                 verdicts.append(not lost and _certify(sides, results, say))
         return not waiting
 
     jobs.follow(results, runs, until)
     results.merge()
     return all(verdicts)
-
-
-def prove_missing(runs: list[Run], cluster: Cluster, results: Results, say: Say) -> None:
-    """Validate what the finished rows of ``runs`` have measured and no certificate holds for.
-
-    Of a run that somebody cancelled no report is waited for.
-    """
-    wanted = {
-        (
-            str(row.benchmark),
-            str(row.size),
-            str(row.weights) if str(row.weights).endswith(SAFETENSORS) else None,
-            row.target,
-        )
-        for run in runs
-        if run.status()["state"] != CANCELLED
-        for row in map(results.with_parity, run.rows())
-        if row.status == FINISHED and row.parity != VERIFIED and row.precision != FRAMEWORK_DEFAULT  # never compared
-    }
-    for benchmark, size, weights, target in sorted(wanted, key=str):
-        say(
-            f"\nno certificate holds for {benchmark} in size {size}: without one nothing is compared, so it is made now"
-        )
-        validate([benchmark], size, weights, target, cluster, results, say)
 
 
 def _certify(sides: dict[str, Run], results: Results, say: Say) -> bool:
@@ -104,11 +81,15 @@ def _certify(sides: dict[str, Run], results: Results, say: Say) -> bool:
     for run in sides.values():
         run.parity.unlink()
     say(parity.line(found))
-    for failure in found["failures"][:MOST_FAILURES]:
-        say(f"    {failure}")
-    if len(found["failures"]) > MOST_FAILURES:
-        say(f"    ... all {len(found['failures'])} of them: {file}")
+    _say_failures(found["failures"], f" of them: {file}", say)
     return bool(found["passed"])
+
+
+def _say_failures(failures: list[str], where: str, say: Say) -> None:
+    for failure in failures[:MOST_FAILURES]:
+        say(f"    {failure}")
+    if len(failures) > MOST_FAILURES:
+        say(f"    ... all {len(failures)}{where}")
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from duel import modes
+from duel import evidence, modes
 from duel.catalogue import PRESETS, VALIDATE
 from duel.comparability import disturbances
 from duel.measure import probes, ranks, timing
@@ -172,8 +172,9 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
         _pass_on(run, reader, sink)
         row = _with_partial_figures(run, run.read_row(row.row or 0))
         run.write_row(row)
-    if row.status == FINISHED and row.device_count != 1:
-        row = _with_efficiency(row, run.rows())
+    if row.status == FINISHED:
+        row = _sealed(run, row)
+        row = _with_efficiency(row, run.rows()) if row.device_count != 1 else row
         run.write_row(row)
     others = {rank: said for rank, said in deaths.items() if rank}
     if others:
@@ -189,6 +190,14 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
             cause = f"hung: not a word for {silent:.0f} s; the last was '{run.stored_status().get('phase')}'"
         run.write_row(row.replace(status=FAILED, cause=cause, ended=utc()))
     return deaths
+
+
+def _sealed(run: Run, row: Row) -> Row:
+    """``row`` with the hash of its evidence, if all ranks have left some."""
+    files = run.evidence_files(row.row or 0)
+    if len(files) != row.device_count:
+        return row.replace(missing={"evidence_sha256": f"{len(files)} of {row.device_count} ranks have recorded it"})
+    return row.replace(evidence_sha256=evidence.sha256(file.read_bytes() for file in files))
 
 
 def _with_efficiency(row: Row, rows: list[Row]) -> Row:

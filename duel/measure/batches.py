@@ -136,7 +136,9 @@ def _molecules(inputs: Molecules, samples: int, generator: np.random.Generator) 
         node_mask[sample, :nodes], edge_mask[sample, :count] = 1, 1
     senders, receivers = ends[:, 0].copy(), ends[:, 1].copy()
     labels = _integers(2, (samples, inputs.tasks), generator)
-    labels[generator.random(labels.shape) < MISSING_LABELS] = -1
+    missing = generator.random(labels.shape) < MISSING_LABELS
+    missing[missing.all(1), 0] = False  # of a sample without a label there would be no loss, nor a gradient
+    labels[missing] = -1
     nodes_in = _normal((samples, inputs.nodes, inputs.node_features), generator)
     edges_in = _normal((samples, inputs.edges, inputs.edge_features), generator)
     return Batch((nodes_in, edges_in, senders, receivers, node_mask, edge_mask), labels)

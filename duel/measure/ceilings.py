@@ -20,20 +20,20 @@ SECONDS, BLOCK_SECONDS = 1.0, 0.05
 Loops = dict[str, Callable[[int], None]]
 
 
-def measure(loops: Loops, setting: Setting) -> dict[str, float]:
-    """The row's columns for the ceilings: the best of the blocks that a second has room for."""
-    kind = setting.device.kind
+def measure(loops: Loops, setting: Setting, thorough: bool = True) -> dict[str, float]:
+    """The row's columns for the ceilings: the best of the blocks that a second has room for, or a fifth of one."""
+    kind, seconds = setting.device.kind, SECONDS if thorough else SECONDS / 5
     return {
-        "copy_bytes_per_second": 2 * 4 * COPIED[kind] * _best(loops["copy"]),  # read and written
-        "matmul_flops_per_second": 2 * WIDTHS[kind] ** 3 * _best(loops["matmul"]),
+        "copy_bytes_per_second": 2 * 4 * COPIED[kind] * _best(loops["copy"], seconds),  # read and written
+        "matmul_flops_per_second": 2 * WIDTHS[kind] ** 3 * _best(loops["matmul"], seconds),
     }
 
 
-def _best(loop: Callable[[int], None]) -> float:
+def _best(loop: Callable[[int], None], at_most: float = SECONDS) -> float:
     """Rounds per second."""
     loop(1)
     rounds, best = 1, 0.0
-    end = time.perf_counter() + SECONDS
+    end = time.perf_counter() + at_most
     while time.perf_counter() < end:
         start = time.perf_counter()
         loop(rounds)

@@ -1,14 +1,16 @@
 """What a device is called, and what its machine knows of it: the part that both frameworks share."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import resource
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from duel import modes
 from duel.catalogue import PRECISIONS, Benchmark
 from duel.measure.nvml import Gpu
 
@@ -62,9 +64,16 @@ class Setting:
     product: str = ""
     microbatch: int = 0
 
-    def on(self, switch: str, otherwise: bool = False) -> bool:
-        """Whether ``switch`` is on; ``otherwise`` where nothing is said of it."""
-        return self.switches.get(switch, "on" if otherwise else "off") == "on"
+    def __post_init__(self) -> None:
+        for switch in self.switches:
+            modes.default_value(switch)  # raises ValueError for an unknown name
+
+    def value(self, switch: str) -> str:
+        """What ``switch`` is set to, else what a newcomer gets. Raises ValueError for an unknown name."""
+        return self.switches.get(switch, modes.default_value(switch))
+
+    def on(self, switch: str) -> bool:
+        return self.value(switch) == modes.ON
 
     @property
     def loss_scale(self) -> float:
@@ -98,12 +107,26 @@ def gpu(name: str, count: int, compute_capability: str | None) -> Device:
     return Device("gpu", name, count, found.driver, compute_capability, found.memory_bytes)
 
 
+_peak_kept = 0  # of before ``uncounted_memory``
+
+
+@contextlib.contextmanager
+def uncounted_memory() -> Iterator[None]:
+    """What the block inside takes of the host's memory does not count in ``host_peak_memory`` (on Linux)."""
+    global _peak_kept
+    before = host_peak_memory()[0]
+    yield
+    with contextlib.suppress(OSError):  # no such file, or it may not be written: then it counts
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak begins again at what is resident
+        _peak_kept = before
+
+
 def host_peak_memory() -> tuple[int, str]:
     """Peak resident memory of this process in bytes, and the name of that figure: "host_peak_rss"."""
     status = Path("/proc/self/status")
     if status.exists():  # ru_maxrss on Linux is inherited from the parent process, VmHWM is this program's own
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024, "host_peak_rss"
+        return max(_peak_kept, int(line.split()[1]) * 1024), "host_peak_rss"
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "host_peak_rss"
 

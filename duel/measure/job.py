@@ -13,13 +13,16 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from duel import variables
 from duel.catalogue import FRAMEWORKS, MANY, PAIRED, VALIDATE
+from duel.comparability import judged
 from duel.errors import UserError
-from duel.job import ROOT, Job, script_state
+from duel.job import ROOT, Job, group, script_state
 from duel.measure import probes, ranks
 from duel.measure.attempt import Commands, Team, measure_row
 from duel.measure.device import World
@@ -129,20 +132,79 @@ def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
     return run
 
 
+class _Work:
+    """What a supervisor has open while its run is measured; ``close`` ends all of it and leaves the record."""
+
+    def __init__(self, job: Job, run: Run, results: Results) -> None:
+        self._job, self._run, self._results = job, run, results
+        self._alone = contextlib.ExitStack()
+        self._sink: WandbSink | None = None
+        self._team: Team | None = None
+
+    def measure(self, place: ranks.Place, data: Path, spawn: bool, commands: Commands, script: str | None) -> None:
+        """Every row in turn."""
+        job, run = self._job, self._run
+        # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
+        if "SLURM_JOB_ID" not in os.environ:
+            self._alone.enter_context(locked(self._results.device_lock, wait=True, shared=_may_share(job)))
+        if run.stored_status()["state"] == CANCELLED:  # while it waited
+            raise _Stopped(signal.SIGTERM.name)
+        run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
+        common = _common_columns(script) | {"group": group(run)}
+        rows = [row.replace(**common) for row in run.rows()]
+        for row in rows:
+            run.write_row(row)
+        if place.size != (1 if spawn else job.ranks):
+            raise UserError(
+                f"{job.ranks} tasks are valid, one for each device of the job; the target starts {place.size} "
+                "(--ntasks, --ntasks-per-node)"
+            )
+        if job.use_case != VALIDATE:  # a proof has no curves to watch
+            self._sink = WandbSink(run.folder, rows, probes.environment(), group(run))
+            run.write_status(wandb=self._sink.note)
+            print(self._sink.note, flush=True)
+        reader = MetricsReader(run.metrics)
+        options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
+        self._team = Team(run, job.ranks, self._results, commands, options, spawn)
+        lost: set[int | None] = set()  # points of which no ratio can be made any more
+        for nth, row in enumerate(rows, 1):
+            part = f"row {nth} of {len(rows)}, {row.framework}" if len(rows) > 1 else ""
+            run.write_status(part=part, phase="starting")
+            again = AGAIN if job.framework == PAIRED and row.point not in lost else 0
+            if not measure_row(run, row, self._team, reader, self._sink, again):
+                lost.add(row.point)
+
+    def close(self, state: str, cause: str, code: int) -> list[Row]:
+        """The rows of the run, judged."""
+        run, sink = self._run, self._sink
+        if self._team is not None:
+            self._team.close()
+        run.settle(state=state, cause=cause, exit_code=code)
+        self._alone.close()  # not before: processes of an ended row would run into the next run's
+        try:
+            rows = [row for row in self._results.merge(wait=False) if row.run_id == run.id]
+        except UserError as error:  # the row is safe in its own file; whoever merges next says so again
+            print(f"not merged: {error}", file=sys.stderr)
+            rows = []
+        if sink is not None:
+            sink.finish(rows or run.rows(), code)
+            # It may have given up long before the end, too.
+            if sink.note != run.stored_status().get("wandb"):
+                run.write_status(wandb=sink.note)
+                print(sink.note, flush=True)
+        return rows or judged(run.rows(), self._results.evidence)
+
+
 def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     results = Results(ROOT / "results")
     place = ranks.place()
-    if place.rank > 0:
-        if place.size != job.ranks:
-            return 0  # rank 0 says what is wrong
-        for number in STOPS:
-            signal.signal(number, _stop)
-        try:
-            return ranks.assist(place, ranks.meeting(results.folder), commands)
-        except _Stopped as stopped:
-            return 128 + signal.Signals[str(stopped)].value
+    removed = variables.take_out(os.environ)  # here, so that no process that this one starts has them
+    if removed and place.rank == 0:
+        print(f"taken out, because no target sets them here: {', '.join(removed)}", flush=True)
     for number in STOPS:
         signal.signal(number, _stop)
+    if place.rank > 0:
+        return _assist(place, job, results, commands)
     # The script hands over its own text; what comes in by '$(...)' has lost the last line's end.
     script = os.environ.pop("DUEL_SCRIPT", None)
     script = None if script is None else script + "\n"
@@ -157,40 +219,10 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         owner=this_process(), user=probes.user(), phase="waiting for another run on this machine to end", **slurm
     )
     print(f"run {run.id}, folder {os.path.relpath(run.folder, ROOT)}", flush=True)
-    sink: WandbSink | None = None
-    team: Team | None = None
+    work = _Work(job, run, results)
     state, cause, code = FAILED, "", 1
-    alone = contextlib.ExitStack()
     try:
-        # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
-        if "SLURM_JOB_ID" not in os.environ:
-            alone.enter_context(locked(results.device_lock, wait=True, shared=_may_share(job)))
-        if run.stored_status()["state"] == CANCELLED:  # while it waited
-            raise _Stopped(signal.SIGTERM.name)
-        run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
-        common = _common_columns(script) | {"group": _group(run)}
-        rows = [row.replace(**common) for row in run.rows()]
-        for row in rows:
-            run.write_row(row)
-        if place.size != (1 if spawn else job.ranks):
-            raise UserError(
-                f"{job.ranks} tasks are valid, one for each device of the job; the target starts {place.size} "
-                "(--ntasks, --ntasks-per-node)"
-            )
-        if job.use_case != VALIDATE:  # a proof has no curves to watch
-            sink = WandbSink(run.folder, rows, probes.environment(), _group(run))
-            run.write_status(wandb=sink.note)
-            print(sink.note, flush=True)
-        reader = MetricsReader(run.metrics)
-        options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
-        team = Team(run, job.ranks, results, commands, options, spawn)
-        lost: set[int | None] = set()  # points of which no ratio can be made any more
-        for nth, row in enumerate(rows, 1):
-            part = f"row {nth} of {len(rows)}, {row.framework}" if len(rows) > 1 else ""
-            run.write_status(part=part, phase="starting")
-            again = AGAIN if job.framework == PAIRED and row.point not in lost else 0
-            if not measure_row(run, row, team, reader, sink, again):
-                lost.add(row.point)
+        work.measure(place, data, spawn, commands, script)
         state, cause, code = _verdict(run.rows())
     except UserError as error:
         cause, code = f"input: {error}", USER_ERROR
@@ -207,32 +239,30 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         # From here on a second signal must not cut the record short.
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
-        if team is not None:
-            team.close()
-        run.settle(state=state, cause=cause, exit_code=code)
-        alone.close()  # not before: processes of an ended row would run into the next run's
-        try:
-            rows = [row for row in results.merge(wait=False) if row.run_id == run.id]
-        except UserError as error:  # the row is safe in its own file; whoever merges next says so again
-            print(f"not merged: {error}", file=sys.stderr)
-            rows = []
-        if sink is not None:
-            sink.finish(rows or run.rows(), code)
-            # It may have given up long before the end, too.
-            if sink.note != run.stored_status().get("wandb"):
-                run.write_status(wandb=sink.note)
-                print(sink.note, flush=True)
+        rows = work.close(state, cause, code)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
+    _print_verdicts(run, rows)
     return code
 
 
-def _group(run: Run) -> str:
-    """What both sides of a pair have in common, through all attempts; by hand the id without its framework."""
+def _assist(place: ranks.Place, job: Job, results: Results, commands: Commands) -> int:
+    """The part of a rank other than 0, which says what is wrong where there are not as many as the job needs."""
+    if place.size != job.ranks:
+        return 0
     try:
-        pair = run.launch().get("pair")
-    except UserError:  # damaged, which 'status' tells; no reason not to measure
-        pair = None
-    return str(pair or run.id.partition("_")[2])
+        return ranks.assist(place, ranks.meeting(results.folder), commands)
+    except _Stopped as stopped:
+        return 128 + signal.Signals[str(stopped)].value
+
+
+def _print_verdicts(run: Run, rows: list[Row]) -> None:
+    """Which pairs are comparable. The ratio needs scipy, which a framework's environment may not have."""
+    mine = [row for row in rows if row.comparable]
+    pairs = Counter(str(row.comparable) for row in mine if row.framework == mine[0].framework)
+    for verdict, count in pairs.items():
+        print(f"{count} of {pairs.total()} pairs {verdict}", flush=True)
+    if pairs:
+        print(f"'python main.py compare {run.id}' prints both sides and the ratio", flush=True)
 
 
 def _common_columns(script: str | None) -> dict[str, Any]:

@@ -6,10 +6,12 @@ zero or one and a mistake in them would not show.
 """
 
 import dataclasses
+import importlib
 import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy.typing as npt
 
 from duel import datasets
 from duel.catalogue import FRAMEWORK_DEFAULT, PRECISIONS, PRODUCTS, SGD, AdamW, Benchmark, Tokens
-from duel.certificate import STEPS
+from duel.certificate import RATE, STEPS
 from duel.measure import batches, parameters
 from duel.measure.device import Device, Setting
 
@@ -32,30 +34,23 @@ SHIFT, SPREAD = 100.0, 0.1
 # What rounding to float32 does to a layer's values, as the two frameworks round differently, or a little more: weights
 # are moved by it, relative to themselves. And how often it is tried.
 ROUNDING, TRIALS = 4e-6, 3
+RECIPES: Mapping[str, SGD | AdamW] = {"sgd": SGD(RATE / 10), "adamw": AdamW(RATE)}
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def prove(
-    benchmark: Benchmark,
-    size: str,
-    device: Device,
-    seed: int,
-    training: Any,
-    per_sample: Any,
-    shapes: Mapping[str, tuple[int, ...]],
-    given: parameters.Arrays | None,
-    say: Callable[[str], None],
-) -> Arrays:
-    """All that is to be compared, by one side's classes ``Training`` and ``PerSampleGradients``.
+@dataclass
+class Proof:
+    """All that is to be compared of one side, by its classes ``Training`` and ``PerSampleGradients``.
 
     ``shapes`` are those of all parameters and running statistics. ``given`` are weights to compute with instead of
-    random ones.
+    random ones. ``compute`` fills ``found``; where it raises, what was computed before is there.
 
     =====================================  =========================================================================
     name                                   what
     =====================================  =========================================================================
     shapes                                 JSON: of every parameter and statistic, and of what every layer gives
+    flops                                  JSON: by size, of one sample's forward pass, as this side's program has them
     weights_sha256                         of the weights that rows start from
     per-sample weights_sha256              of those that rows of per-sample gradients start from: group norms have no
                                            running statistics
@@ -76,85 +71,130 @@ def prove(
                                            it, of the logits and of all gradients together, the median over batches
     =====================================  =========================================================================
     """
-    benchmark = dataclasses.replace(benchmark, dataset=datasets.SYNTHETIC)
-    entry = benchmark.sizes[size]
-    if isinstance(entry.inputs, Tokens):  # a thousand tokens show nothing more, and take eight times as long
-        inputs = dataclasses.replace(entry.inputs, length=min(entry.inputs.length, MOST_TOKENS))
-        entry = dataclasses.replace(entry, inputs=inputs)
-        benchmark = dataclasses.replace(benchmark, sizes={size: entry})
-    samples = entry.batch_size["cpu"]  # whatever the device is: nor do more samples
-    arrays = parameters.initialise(shapes, seed, randomise=True) if given is None else given
-    pool = batches.pool(benchmark, size, samples, seed, Path())
-    images = pool.batches[0].inputs[0].ndim == 4
-    if images:
-        pool = dataclasses.replace(pool, batches=(*pool.batches, _shifted(pool.batches[0])))
-    initial = parameters.initialise(shapes, seed) if given is None else given
-    found = {
-        "weights_sha256": _text(parameters.sha256(initial)),
-        "per-sample weights_sha256": _text(parameters.sha256(parameters.trainable(initial))),
-        "used_sha256": _text(parameters.sha256(arrays)),
-        "data_sha256": _text(pool.sha256),
-    }
-    rate = benchmark.optimizer.learning_rate
-    # Small steps for SGD: at the full rate a network with random norms soon magnifies every rounding.
-    recipes: dict[str, SGD | AdamW] = {"sgd": SGD(rate / 10), "adamw": AdamW(rate)}
 
-    def start(optimizer: str, precision: str) -> Any:
-        changed = dataclasses.replace(benchmark, optimizer=recipes[optimizer])
-        return training(Setting(changed, size, precision, device), pool, arrays)
+    benchmark: Benchmark
+    size: str
+    device: Device
+    seed: int
+    training: Any
+    per_sample: Any
+    shapes: Mapping[str, tuple[int, ...]]
+    given: parameters.Arrays | None
+    say: Callable[[str], None]
+    found: Arrays = field(default_factory=dict)
 
-    # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed outweighs
-    # all rounding of its batch: so the median of several. A large one has gradients enough in one batch.
-    several = range(batches.POOL_BATCHES)
-    some = several if size == "tiny" or sum(map(math.prod, shapes.values())) < LARGE else range(1)
-    exact_logits: list[npt.NDArray[Any]] = []
-    exact_gradients: list[dict[str, npt.NDArray[Any]]] = []
-    others = [p.name for p in PRECISIONS.values() if device.kind in p.device_kinds]
-    others = [name for name in others if name not in ("fp32", FRAMEWORK_DEFAULT)]
-    for precision in ("float64", "fp32", *others):
-        say(f"computing in {precision}")
-        work = start("sgd", precision)
-        if precision in others:
-            logits_off = [_distance({"": work.layers(i)[""]}, {"": exact_logits[i]}) for i in several]
-            gradients_off = [_distance(work.gradients(i)[2], exact_gradients[i]) for i in some]
-            for name, distances in {"logits": logits_off, "gradients": gradients_off}.items():
-                found[f"{precision}/error/{name}"] = np.array(statistics.median(distances))
-            continue
-        layers = {name or "logits": array for name, array in work.layers(0).items()}
-        loss, logits, gradients = work.gradients(0)
-        found |= {f"{precision}/layers/{name}": _thinned(array) for name, array in layers.items()}
-        found |= {f"{precision}/train logits": _thinned(logits), f"{precision}/loss": np.array(loss)}
-        found |= {f"{precision}/gradients/{name}": array for name, array in gradients.items()}
-        if precision == "float64":
-            exact_logits = [work.layers(index)[""] for index in several]
-            exact_gradients = [work.gradients(index)[2] for index in some]
-            outputs = {name: array.shape for name, array in layers.items()}
-            found["shapes"] = _text(json.dumps({"parameters": shapes, "layers": outputs}))
+    def compute(self) -> None:
+        self._prepare()
+        self.say("computing in float64")
+        self._in_float64()
+        self.say("computing in fp32")
+        self._in_fp32()
+        for policy in PRECISIONS.values():
+            if self.device.kind in policy.device_kinds and policy.name not in ("fp32", FRAMEWORK_DEFAULT):
+                self.say(f"computing in {policy.name}")
+                self._errors(policy.name)
+        self.say("computing per-sample gradients in float64")
+        self._products()
+
+    def _prepare(self) -> None:
+        """Weights and batches, and their hashes."""
+        whole = dataclasses.replace(self.benchmark, dataset=datasets.SYNTHETIC)
+        entry = whole.sizes[self.size]
+        if isinstance(entry.inputs, Tokens):  # a thousand tokens show nothing more, and take eight times as long
+            inputs = dataclasses.replace(entry.inputs, length=min(entry.inputs.length, MOST_TOKENS))
+            entry = dataclasses.replace(entry, inputs=inputs)
+        self._benchmark = dataclasses.replace(whole, sizes={self.size: entry})
+        self._samples = entry.batch_size["cpu"]  # whatever the device is: nor do more samples
+        if self.given is None:
+            initial = parameters.initialise(self.shapes, self.seed)
+            self._arrays = parameters.initialise(self.shapes, self.seed, randomise=True)
         else:
-            if images:
-                work.load({name: _middle(array) for name, array in arrays.items()})
-                found["fp32/shifted logits"] = _thinned(work.gradients(batches.POOL_BATCHES)[1])
-            work.load(arrays)
-        for optimizer in recipes if precision == "float64" else ("sgd",):
-            work = work if optimizer == "sgd" else start(optimizer, precision)
+            initial = self._arrays = self.given
+        self._pool = batches.pool(self._benchmark, self.size, self._samples, self.seed, Path())
+        self._has_images = self._pool.batches[0].inputs[0].ndim == 4
+        if self._has_images:
+            shifted = _shifted(self._pool.batches[0])
+            self._pool = dataclasses.replace(self._pool, batches=(*self._pool.batches, shifted))
+        # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed
+        # outweighs all rounding of its batch: so the median of several. A large one has gradients enough in one batch.
+        small = self.size == "tiny" or sum(map(math.prod, self.shapes.values())) < LARGE
+        self._several = range(batches.POOL_BATCHES)
+        self._some = self._several if small else range(1)
+        self.found |= {
+            "weights_sha256": _text(parameters.sha256(initial)),
+            "per-sample weights_sha256": _text(parameters.sha256(parameters.trainable(initial))),
+            "used_sha256": _text(parameters.sha256(self._arrays)),
+            "data_sha256": _text(self._pool.sha256),
+            "flops": _text(json.dumps({name: _flops(whole, name) for name in whole.sizes})),
+        }
+
+    def _start(self, optimizer: str, precision: str) -> Any:
+        changed = dataclasses.replace(self._benchmark, optimizer=RECIPES[optimizer])
+        return self.training(Setting(changed, self.size, precision, self.device), self._pool, self._arrays)
+
+    def _pass(self, work: Any, precision: str) -> dict[str, npt.NDArray[Any]]:
+        """One pass forward and one back; returns the gradients."""
+        layers = {name or "logits": array for name, array in work.layers(0).items()}
+        self.found |= {f"{precision}/layers/{name}": _thinned(array) for name, array in layers.items()}
+        outputs = {name: array.shape for name, array in layers.items()}
+        self.found["shapes"] = _text(json.dumps({"parameters": self.shapes, "layers": outputs}))
+        gradients: dict[str, npt.NDArray[Any]]
+        loss, logits, gradients = work.gradients(0)
+        self.found |= {f"{precision}/train logits": _thinned(logits), f"{precision}/loss": np.array(loss)}
+        self.found |= {f"{precision}/gradients/{name}": array for name, array in gradients.items()}
+        return gradients
+
+    def _in_float64(self) -> None:
+        work = self._start("sgd", "float64")
+        gradients = self._pass(work, "float64")
+        self._exact_logits = [work.layers(index)[""] for index in self._several]
+        self._exact_gradients = [work.gradients(index)[2] for index in self._some]
+        for optimizer in RECIPES:
+            work = work if optimizer == "sgd" else self._start(optimizer, "float64")
+            work.load(self._arrays)
             work.compile()
             losses = _losses(work)
-            found[f"{precision}/{optimizer} losses"] = losses
-            if precision == "float64":
-                found |= {f"float64/{optimizer} after/{name}": array for name, array in work.export().items()}
-            if precision == "float64" and optimizer == "sgd":
-                moves = _sensitivity(work, arrays, gradients, losses, seed)
-                found |= {f"float64/sensitivity/{name}": np.array(distance) for name, distance in moves.items()}
-    say("computing per-sample gradients in float64")
-    arrays = parameters.trainable(arrays)
-    for product in PRODUCTS if size == "tiny" else ("norms", "clipped_sum"):
-        microbatch = samples if product == "materialised" else 1
-        setting = Setting(benchmark, size, "float64", device, product=product, microbatch=microbatch)
-        work = per_sample(setting, pool, arrays)
+            self.found[f"float64/{optimizer} losses"] = losses
+            self.found |= {f"float64/{optimizer} after/{name}": array for name, array in work.export().items()}
+            if optimizer == "sgd":
+                moves = _sensitivity(work, self._arrays, gradients, losses, self.seed)
+                self.found |= {f"float64/sensitivity/{name}": np.array(distance) for name, distance in moves.items()}
+
+    def _in_fp32(self) -> None:
+        work = self._start("sgd", "fp32")
+        self._pass(work, "fp32")
+        if self._has_images:
+            work.load({name: _middle(array) for name, array in self._arrays.items()})
+            self.found["fp32/shifted logits"] = _thinned(work.gradients(batches.POOL_BATCHES)[1])
+        work.load(self._arrays)
         work.compile()
-        named = work.named(work.step(0))
-        found |= {f"float64/per-sample {product}/{name}": array for name, array in named.items()}
-    return found
+        self.found["fp32/sgd losses"] = _losses(work)
+
+    def _errors(self, precision: str) -> None:
+        work = self._start("sgd", precision)
+        logits = [_distance({"": work.layers(i)[""]}, {"": self._exact_logits[i]}) for i in self._several]
+        gradients = [_distance(work.gradients(i)[2], self._exact_gradients[i]) for i in self._some]
+        for name, distances in {"logits": logits, "gradients": gradients}.items():
+            self.found[f"{precision}/error/{name}"] = np.array(statistics.median(distances))
+
+    def _products(self) -> None:
+        arrays = parameters.trainable(self._arrays)
+        for product in PRODUCTS if self.size == "tiny" else ("norms", "clipped_sum"):
+            microbatch = self._samples if product == "materialised" else 1
+            setting = Setting(
+                self._benchmark, self.size, "float64", self.device, product=product, microbatch=microbatch
+            )
+            work = self.per_sample(setting, self._pool, arrays)
+            work.compile()
+            named = work.named(work.step(0))
+            self.found |= {f"float64/per-sample {product}/{name}": array for name, array in named.items()}
+
+
+def _flops(benchmark: Benchmark, size: str) -> int:
+    """Those of one sample's forward pass, counted in the network itself and not taken from the catalogue."""
+    sample = batches.pool(benchmark, size, 1, 0, Path()).batches[0]
+    counted: int = importlib.import_module("network").count_flops(benchmark, size, sample.inputs)
+    return counted
 
 
 def _shifted(batch: batches.Batch) -> batches.Batch:

@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Variables that change what is measured. Named by prefix, so that no secret is ever written down.
-PREFIXES = (
-    *("CUDA_", "NCCL_", "XLA_", "JAX_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "TPU_"),
-    *("SLURM_JOB", "SLURM_STEP", "SLURM_NODE", "SLURM_CPUS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
-    *("SLURM_RESTART_COUNT",),
+from duel import variables
+
+# Beside those of duel/variables.py: where the job runs, and where its interpreter finds libraries and modules.
+PLACE = (
+    *("SLURM_JOB*", "SLURM_STEP*", "SLURM_NODE*", "SLURM_CPUS*", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS*"),
+    *("SLURM_RESTART_COUNT", "LD_LIBRARY_PATH", "PYTHONPATH"),
 )
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def seconds(variable: str, default: float) -> float:
@@ -76,11 +76,10 @@ def packages_sha256() -> str:
 
 def environment() -> dict[str, Any]:
     """The environment record: packages, interpreter, machine, CPUs and the variables that matter."""
-    variables = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIXES) and not any(word in name for word in SECRETS)
-    }
+    names = [
+        *variables.obeyed(os.environ),
+        *(n for n in os.environ if variables.matches(n, (*variables.ALLOCATED, *PLACE))),
+    ]
     return {
         "host": os.uname().nodename,
         "platform": platform.platform(),
@@ -89,5 +88,5 @@ def environment() -> dict[str, Any]:
         "usable_cpus": usable_cpus(),
         "load_average": list(os.getloadavg()),
         "packages": packages(),
-        "variables": variables,
+        "variables": {name: os.environ[name] for name in sorted(names) if not variables.is_secret(name)},
     }

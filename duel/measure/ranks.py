@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from duel import variables
 from duel.measure import probes
 from duel.results import Run
 
@@ -34,8 +35,6 @@ POLL_SECONDS = 0.2
 TAIL_BYTES = 8192
 PORT_TAKEN = ("address already in use", "failed to add port to server")  # PyTorch; gRPC in JAX, which may crash then
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-# PyTorch's libraries; XLA's thread pool.
-THREADS, XLA_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_"), ("NPROC", "PJRT_NPROC")
 # JAX would leave out what it compiles within a second.
 KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 # Rank, number of ranks, rank on the node, as each launcher calls them. The first that is there counts: inside a Slurm
@@ -86,14 +85,16 @@ def environment(caches: str, timed: bool = True) -> dict[str, str]:
     Empty to begin with, so that a cold start is one; never the user's own. Without proxies: what the ranks say to each
     other is not for them (gRPC would ask them). CUDA counts its devices as NVML does.
 
-    What is ``timed`` has no variables that set a number of threads: each is obeyed by one of the two frameworks alone.
-    Both follow the CPUs that the process may use.
+    What is ``timed`` has no variables that set a number of threads. A proof may have others beside it: its threads
+    sleep while they wait for each other, because spinning would take the cores from the others.
     """
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    own = {name: f"{caches}/{name.lower()}" for name in CACHES} | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | KEEP_ALL
     if timed:
-        kept = {name: value for name, value in kept.items() if not name.startswith(THREADS) and name not in XLA_THREADS}
-    folders = {name: f"{caches}/{name.lower()}" for name in CACHES}
-    return kept | folders | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | KEEP_ALL
+        kept = {name: value for name, value in kept.items() if not variables.matches(name, variables.THREADS)}
+    else:
+        own["OMP_WAIT_POLICY"] = "passive"
+    return kept | own | {variables.OWN: " ".join(own)}
 
 
 def tail(log: Path, start: int = 0) -> str:

@@ -10,37 +10,15 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from duel.catalogue import Preset
+from duel.measure.twin import Timed, Training, Work
 
 FEWEST = 5  # blocks, or calls, however long they take
 WINDOW, DRIFT = 10, 0.01  # blocks that must be steady, and what is no drift
 COLLECTIVES = 20  # that the time of one is the median of
 P99_CALLS = 1000  # fewer leave the 99th percentile to a handful of calls
-
-
-class Work(Protocol):
-    """What is timed: ``Training``, ``Inference`` of either framework."""
-
-    def step(self, index: int) -> Any:
-        """Dispatch step ``index``; returns a handle of its result without waiting for it."""
-
-    def synchronize(self, handle: Any) -> None:
-        """Wait until everything dispatched up to ``handle`` is done."""
-
-    def agree(self, value: float) -> float:
-        """What rank 0 of several processes has for ``value``."""
-
-    def all_reduce(self) -> Any:
-        """Dispatch one all-reduce of as much as the gradients are; of several processes only."""
-
-
-class Trained(Work, Protocol):
-    """Work whose steps have a loss."""
-
-    def loss(self, handle: Any) -> float:
-        """The loss behind ``handle``."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +30,7 @@ class Block:
     seconds: float
 
 
-def time_block(work: Work, first_step: int, steps: int) -> tuple[float, Any]:
+def time_block(work: Timed, first_step: int, steps: int) -> tuple[float, Any]:
     """Seconds for ``steps`` steps with one synchronisation at the end, and the last step's handle."""
     start = time.perf_counter()
     for index in range(first_step, first_step + steps):
@@ -61,7 +39,7 @@ def time_block(work: Work, first_step: int, steps: int) -> tuple[float, Any]:
     return time.perf_counter() - start, handle
 
 
-def warm_up(work: Work, preset: Preset, first_step: int, since: float) -> tuple[int, int]:
+def warm_up(work: Timed, preset: Preset, first_step: int, since: float) -> tuple[int, int]:
     """Run until the preset's warm-up is over and a block is long enough.
 
     ``first_step`` steps were taken before; ``since`` is the ``time.perf_counter()`` at which the first of them ended.
@@ -78,7 +56,7 @@ def warm_up(work: Work, preset: Preset, first_step: int, since: float) -> tuple[
             return first_step, steps
 
 
-def settle(work: Work, preset: Preset, first_step: int, steps: int) -> tuple[int, bool, list[float]]:
+def settle(work: Timed, preset: Preset, first_step: int, steps: int) -> tuple[int, bool, list[float]]:
     """Run blocks until the last ones are steady, for at most the preset's ``settling_seconds``.
 
     Returns the next step's index, whether they became steady, and the seconds of every block.
@@ -106,7 +84,7 @@ def steady(blocks: list[float]) -> bool:
     return not trend or abs(last / first - 1) < DRIFT
 
 
-def time_blocks(work: Work, preset: Preset, first_step: int, steps: int) -> Iterator[tuple[Block, Any]]:
+def time_blocks(work: Timed, preset: Preset, first_step: int, steps: int) -> Iterator[tuple[Block, Any]]:
     """Timed blocks of ``steps`` steps, and the handle of each one's last step, until the preset has enough of them.
 
     Where steps are slow, its time is over before that: then there are as many as fit, and at least ``FEWEST``. Logits
@@ -124,7 +102,7 @@ def time_blocks(work: Work, preset: Preset, first_step: int, steps: int) -> Iter
         taken, blocks = taken + steps, blocks + 1
 
 
-def time_calls(work: Work, preset: Preset, first_step: int) -> list[float]:
+def time_calls(work: Timed, preset: Preset, first_step: int) -> list[float]:
     """Seconds of calls that are synchronised one by one: as many as the preset wants, or as its time allows."""
     calls: list[float] = []
     start = time.perf_counter()
@@ -184,22 +162,17 @@ def outliers(values: list[float]) -> int:
     return sum(value < low - reach or value > high + reach for value in values)
 
 
-def first_step(work: Work) -> tuple[float, float]:
+def first_step(work: Timed) -> tuple[float, float]:
     """Seconds of the first step, and the ``time.perf_counter()`` at which it ended."""
     seconds, _ = time_block(work, 0, 1)
     return seconds, time.perf_counter()
 
 
-def opening_steps(work: Trained, steps: int, emit: Callable[[int, float], None]) -> tuple[float, float, list[float]]:
-    """The steps that both frameworks take alike, from the initial weights.
-
-    Returns the seconds of the first step, the ``time.perf_counter()`` at which it ended, and every loss.
-    """
-    first_step_seconds, handle = time_block(work, 0, 1)
-    since = time.perf_counter()
-    handles = [handle, *(work.step(index) for index in range(1, steps))]
+def opening_steps(work: Training, steps: int, emit: Callable[[int, float], None]) -> list[float]:
+    """Every loss of the steps that both frameworks take alike, from the initial weights."""
+    handles = [work.step(index) for index in range(steps)]
     losses = []
     for index, handle in enumerate(handles):
         losses.append(work.loss(handle))
         emit(index, losses[-1])
-    return first_step_seconds, since, losses
+    return losses

@@ -6,11 +6,14 @@ from typing import Any
 import pandas as pd
 
 from duel.certificate import VERIFIED
-from duel.comparability import COMPARABLE
-from duel.record import FINISHED, NOT_HERE, Row
+from duel.comparability import COMPARABLE, judged
+from duel.job import group
+from duel.record import FINISHED, NOT_HERE, TERMINAL, Row
+from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
 from duel.report.waterfall import waterfalls
 from duel.results import Results, Run
+from duel.variables import recorded
 
 SHOWN = (
     "status",
@@ -60,6 +63,7 @@ SHOWN = (
     "mean_watts",
     "mfu",
     "bound",
+    "learning_rate",
     "loss_first",
     "loss_last",
     "loss_steps",
@@ -120,7 +124,7 @@ def side_by_side(rows: list[Row]) -> str:
     rows = [row for row in rows if not row.repeat]
     varied = [name for name in POINT if len({getattr(row, name) for row in rows}) > 1]
     columns = {
-        " ".join([str(row.framework), *(str(getattr(row, name)) for name in varied)]): _column(row)
+        " ".join([str(row.framework or row.run_id), *(str(getattr(row, name)) for name in varied)]): _column(row)
         for row in sorted(rows, key=lambda row: (row.product or "", row.batch_size or 0))
     }
     frame = pd.DataFrame(columns, index=[_name(name, rows) for name in SHOWN])
@@ -148,7 +152,13 @@ def remarks(rows: list[Row]) -> list[str]:
     if all(row.parity == VERIFIED for row in done):
         said.append("Proved to compute the same (results/parity).")
     switches = dict.fromkeys(f"{row.framework}: {row.switches}" for row in done if row.switches)
-    return said + [f"Switches of {words}." for words in switches]
+    said += [f"Switches of {words}." for words in switches]
+    variables = dict.fromkeys(f"{row.framework}: {_assigned(row)}" for row in done if recorded(row.variables))
+    return said + [f"Variables of {words}." for words in variables]
+
+
+def _assigned(row: Row) -> str:
+    return " ".join(f"{name}={value}" for name, value in recorded(row.variables).items())
 
 
 def verdicts(found: list[Outcome], rows: list[Row]) -> list[str]:
@@ -168,7 +178,19 @@ def verdicts(found: list[Outcome], rows: list[Row]) -> list[str]:
             lines.append(f"  not counted: {more} that failed or were disturbed, and were measured again")
         if outcome.break_even_steps is not None:
             lines.append(f"  the slower start is made up for after {outcome.break_even_steps:,.0f} steps")
-    return lines
+    return lines + _sharpness([row for outcome in found if outcome.shown for pair in outcome.pairs for row in pair])
+
+
+def _sharpness(rows: list[Row]) -> list[str]:
+    """How sharp the proof of ``rows`` is where no float64 certificate holds."""
+    lines = []
+    for row in rows:
+        if row.parity != VERIFIED:
+            why, _, command = str(row.parity).removeprefix("unverified: ").partition("; run ")
+            why = why.replace("no certificate", "no float64 certificate")
+            sharper = f"; {command} sharpens it" if command else ""
+            lines.append(f"  {why}: the proof is as sharp as {row.precision} rounding{sharper}")
+    return list(dict.fromkeys(lines))
 
 
 def _name(name: str, rows: list[Row]) -> str:
@@ -201,18 +223,23 @@ def curve_remark(runs: list[Run]) -> list[str]:
     return [f"Losses differ by {first:.1e} relative at step 1, by at most {worst:.1e} in the first {len(apart)} steps."]
 
 
-def report(runs: list[Run], results: Results) -> str:
-    """What ``--wait`` ends with: the table, its remarks, and where everything lies."""
-    pairs: dict[tuple[str | None, int | None, str | None], dict[Run, list[Row]]] = {}
+def report(runs: list[Run], results: Results, default_target: str | None = None) -> str:
+    """What ``compare`` prints, and ``--wait`` ends with: for each group the table, its remarks and the verdict, and
+    where everything lies. The command of a verdict names its target unless it is ``default_target``."""
+    groups: dict[str, dict[Run, list[Row]]] = {}
     for run in runs:
-        rows = [results.with_parity(row) for row in run.rows()]
-        pairs.setdefault((rows[0].benchmark, rows[0].use_case, rows[0].mode), {})[run] = rows
+        groups.setdefault(group(run), {})[run] = [results.with_parity(row) for row in run.rows()]
     lines: list[str] = []
     found: list[Outcome] = []
-    for sides in pairs.values():
-        rows = [row for side in sides.values() for row in side]
+    for sides in groups.values():
+        rows = judged([row for side in sides.values() for row in side], results.evidence)
+        lines += ["", *_unfinished(list(sides))]
+        if not rows:
+            continue
         here = outcomes(rows)
-        lines += ["", side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(here, rows)]
+        lines += [side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(here, rows)]
+        if indicative := [pair for outcome in here if outcome.indicative is not None for pair in outcome.pairs]:
+            lines.append(f"  for a verdict: {paired_command(list(sides)[-1], indicative, default_target)}")
         found += here
     if told := waterfalls(found):
         lines += ["", *told]
@@ -223,3 +250,15 @@ def report(runs: list[Run], results: Results) -> str:
             f"             {run.stored_status().get('wandb', 'Weights & Biases: the run did not get that far')}"
         )
     return "\n".join(lines)
+
+
+def _unfinished(runs: list[Run]) -> list[str]:
+    """A line for each run that has not ended, or whose rows are gone."""
+    lines = []
+    for run in runs:
+        state = run.status()["state"]
+        if state not in TERMINAL:
+            lines.append(f"{run.id} is {state}; 'python main.py logs {run.id} --follow' follows it")
+        elif not any(run.rows_folder.glob("*.json")):
+            lines.append(f"{run.id} is damaged: {os.path.relpath(run.rows_folder)} holds no rows")
+    return lines

@@ -1,17 +1,30 @@
 """What pairs of rows come to: the ratio with its interval, the noise floor, a verdict in words."""
 
+import functools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
-from duel.comparability import COMPARABLE, judged, partners
-from duel.record import Row
+from duel.comparability import COMPARABLE, NOT_COMPARABLE, partners
+from duel.record import TERMINAL, Row
 from duel.report.statistics import Estimate, differs, estimate, noise_floor
+from duel.results import Results, read_rows
 
 # What all repeats of one side have in common.
-UNCHANGED = ("cell", "framework_version", "python_version", "packages_sha256", "switches", "execution", "device_id")
+UNCHANGED = (
+    "cell",
+    "framework_version",
+    "python_version",
+    "packages_sha256",
+    "switches",
+    "variables",
+    "execution",
+    "device_id",
+)
 FEWEST_BENCHMARKS = 3  # that a mean is made of
 
 
@@ -19,7 +32,8 @@ FEWEST_BENCHMARKS = 3  # that a mean is made of
 class Outcome:
     """One planned point of a pair: what was found of how fast JAX is, as a multiple of PyTorch.
 
-    ``found`` and ``floor`` are None where no ratio is to be made; ``why`` says for what reason then.
+    ``found`` and ``floor`` are None where no ratio is to be claimed; ``why`` says for what reason then. Pairs that are
+    comparable, but too few for a claim, have an ``indicative`` ratio.
     """
 
     pairs: list[tuple[Row, Row]]
@@ -27,6 +41,7 @@ class Outcome:
     floor: float | None
     why: str
     break_even_steps: float | None = None
+    indicative: float | None = None
 
     @property
     def benchmark(self) -> str:
@@ -50,9 +65,42 @@ class Outcome:
     @property
     def verdict(self) -> str:
         """In a few words, always with what it stands on."""
-        if self.found is None:
-            return f"no ratio: {self.why}"
-        return f"{f'{self.faster} is faster' if self.faster else 'no difference shown'}: {self.figures}"
+        if self.found is not None:
+            return f"{self.kind}: {self.figures}"
+        if self.indicative is not None:
+            return f"{self.kind}: JAX / PyTorch {self.indicative:.3g} ({self._processes}, no interval: not a verdict)"
+        return f"no ratio: {self.why}"
+
+    @property
+    def kind(self) -> str:
+        """The verdict without its figures or reasons."""
+        if self.found is not None:
+            return f"{self.faster} is faster" if self.faster else "no difference shown"
+        if self.indicative is not None:
+            return "indicative"
+        return NOT_COMPARABLE if self.why.startswith(NOT_COMPARABLE) else "no ratio"
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is a ratio, claimed or indicative."""
+        return self.found is not None or self.indicative is not None
+
+    @property
+    def short(self) -> str:
+        """The verdict in one line of a table."""
+        if self.found is not None:
+            return f"{self.kind}: JAX / PyTorch {self.found.ratio:.3f} [{self.found.low:.3f}, {self.found.high:.3f}]"
+        if self.indicative is not None:
+            return f"{self.kind}: JAX / PyTorch {self.indicative:.3g}"
+        return self.why if self.kind == NOT_COMPARABLE else f"{self.kind}: {self.why}"
+
+    @property
+    def _processes(self) -> str:
+        """What an indicative ratio stands on."""
+        n = len(self.pairs)
+        if all(one.run_id == other.run_id for one, other in self.pairs):
+            return "one pair, measured in turn" if n == 1 else f"{n} pairs, measured in turn"
+        return "one process each, not in turn" if n == 1 else f"{n} processes each, not in turn"
 
     @property
     def figures(self) -> str:
@@ -66,9 +114,9 @@ class Outcome:
 
 
 def outcomes(rows: Sequence[Row]) -> list[Outcome]:
-    """One for each group and planned point of ``rows`` that both sides have, in their order."""
+    """One for each group and planned point of the judged ``rows`` that both sides have, in their order."""
     points: dict[tuple[str | None, int | None], list[tuple[Row, Row]]] = {}
-    for pair in partners(judged(list(rows))):
+    for pair in partners(rows):
         points.setdefault((pair[0].group, pair[0].point), []).append(pair)
     return [outcome(sorted(pairs, key=lambda pair: pair[0].repeat or 0)) for pairs in points.values()]
 
@@ -78,6 +126,9 @@ def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
 
     A ratio is made of all of them or of none: to leave out a pair that is not comparable would choose among results.
     """
+    if unfinished := [row for pair in pairs for row in pair if row.status not in TERMINAL]:
+        sides = dict.fromkeys(f"{row.framework} is {row.status}" for row in unfinished)
+        return Outcome(pairs, None, None, f"not all of it has finished: {', '.join(sides)}")
     barred = list(dict.fromkeys(_barred(one) for one, _ in pairs if one.comparable != COMPARABLE))
     if barred:
         return Outcome(pairs, None, None, "; ".join(barred))
@@ -89,7 +140,7 @@ def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
         alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
         count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
         why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
-        return Outcome(pairs, None, None, why)
+        return Outcome(pairs, None, None, why, indicative=math.exp(statistics.fmean(logs(pairs))))
     return Outcome(pairs, estimate(logs(pairs)), noise_floor(_same_side(pairs)), "", _break_even(pairs))
 
 
@@ -111,6 +162,33 @@ def _changed(pairs: list[tuple[Row, Row]]) -> list[str]:
         for name in UNCHANGED
         if len({getattr(row, name) for row in side}) > 1
     ]
+
+
+def by_run(results: Results) -> dict[str, str]:
+    """Run id to a line that says what its pair comes to, as results.csv has it; none where a side has not ended.
+
+    Raises ValueError where results.csv is damaged.
+    """
+    try:
+        return _by_run(results.csv, results.csv.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return {}
+
+
+@functools.lru_cache(maxsize=1)  # 'status --watch' asks each second
+def _by_run(csv: Path, modified: int) -> dict[str, str]:
+    points: dict[str, list[Outcome]] = {}
+    for found in outcomes(read_rows(csv)):
+        for run_id in {str(row.run_id) for pair in found.pairs for row in pair}:
+            points.setdefault(run_id, []).append(found)
+    lines = {}
+    for run_id, each in points.items():
+        if any(row.status not in TERMINAL for found in each for pair in found.pairs for row in pair):
+            continue
+        kinds = Counter(found.kind for found in each)
+        several = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        lines[run_id] = each[0].short if len(each) == 1 else f"{len(each)} points: {several}"
+    return lines
 
 
 def over_benchmarks(found: Sequence[Outcome]) -> dict[str, Estimate]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
-from duel.certificate import FORMAT, STEPS
+from duel.certificate import FORMAT, RATE, STEPS
 from duel.results import Run, utc
 
 Array = npt.NDArray[Any]
@@ -82,18 +82,15 @@ class Deviation:
 
 def certify(runs: Mapping[str, Run]) -> dict[str, Any]:
     """The certificate of one benchmark from both sides' finished validations, by framework."""
-    sides = {}
-    for framework in FRAMEWORKS:
-        with np.load(runs[framework].parity) as file:  # allow_pickle is off: nothing in it is executed
-            sides[framework] = dict(file)
+    sides = {framework: _read(runs[framework]) for framework in FRAMEWORKS}
     rows = [run.rows()[0] for run in runs.values()]
     row = rows[0]
-    recipe = BENCHMARKS[str(row.benchmark)].optimizer
     first, last = sides.values()
-    found = deviations(first, last, recipe.learning_rate)
+    found = deviations(first, last, RATE)
     for column in ("device_kind", "code_sha256"):
         if len(values := {str(getattr(row, column)) for row in rows}) > 1:
             found.insert(0, Deviation(column, "", np.inf, 0.0, f"they are {' and '.join(sorted(values))}"))
+    found += _flops(str(row.benchmark), sides)
     failures = [str(deviation) for deviation in found if not deviation.accepted]
     shapes = json.loads(str(last["shapes"]))
     precisions = dict.fromkeys(name.partition("/")[0] for name in last if "/" in name)
@@ -114,6 +111,37 @@ def certify(runs: Mapping[str, Run]) -> dict[str, Any]:
         "checks": [_summary(check, found) for check in dict.fromkeys(deviation.check for deviation in found)],
         "shapes": shapes,
     }
+
+
+def _read(run: Run) -> Arrays:
+    with np.load(run.parity) as file:  # allow_pickle is off: nothing in it is executed
+        return dict(file)
+
+
+def unfinished(runs: Mapping[str, Run]) -> list[str]:
+    """In what both sides differ of what they had computed when one of them failed; the first is where it began.
+
+    What they computed is not kept.
+    """
+    sides = [_read(run) for run in runs.values() if run.parity.exists()]
+    for run in runs.values():
+        run.parity.unlink(missing_ok=True)
+    if len(sides) < len(FRAMEWORKS) or not all("shapes" in side for side in sides):
+        return []
+    first, last = ({name: side[name] for name in side if all(name in one for one in sides)} for side in sides)
+    return [str(deviation) for deviation in deviations(first, last, RATE) if not deviation.accepted]
+
+
+def _flops(benchmark: str, sides: Mapping[str, Arrays]) -> Iterator[Deviation]:
+    """Of each size what the catalogue says, beside what each side counted in its own program."""
+    counted = {framework: json.loads(str(side["flops"])) for framework, side in sides.items()}
+    for size, entry in BENCHMARKS[benchmark].sizes.items():
+        found = {framework: counts[size] for framework, counts in counted.items()}
+        if set(found.values()) == {entry.flops}:
+            yield Deviation("flops", size, 0.0, 0.0)
+            continue
+        counts = ", ".join(f"{framework} computes {count:_}" for framework, count in found.items())
+        yield Deviation("flops", size, np.inf, 0.0, f"the catalogue says {entry.flops:_}; {counts}")
 
 
 def _summary(check: str, found: list[Deviation]) -> dict[str, Any]:
@@ -156,7 +184,7 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
     shapes = [json.loads(str(side["shapes"])) for side in (first, second)]
     common = [name for name in shapes[1]["layers"] if name in shapes[0]["layers"]]
     skipped = {f"{p}/layers/{name}" for p in VALUES for s in shapes for name in s["layers"] if name not in common}
-    skipped |= {"shapes", "versions"}
+    skipped |= {"shapes", "versions", "flops"}
     checks = [f"{precision} {kind}" for precision in GRADIENTS for kind in GRADIENT_KINDS]
     whole = {check: min(_whole_gradient(side, check) for side in (first, second)) for check in checks}
     found = [*_structure(shapes[0], shapes[1], common)]

@@ -16,7 +16,7 @@ from typing import Any
 
 from duel import certificate
 from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS
-from duel.comparability import COMPARABLE, NOT_COMPARABLE, judged
+from duel.comparability import COMPARABLE, NOT_COMPARABLE
 from duel.errors import UserError
 from duel.modes import MODES
 from duel.record import FINISHED, Row
@@ -39,7 +39,7 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name!r}: small letters, digits, '-' and '_' are valid, at most 32 of them")
     folder = results.folder / "published" / name
-    before, rows = read_rows(folder / "results.csv"), judged(results.merge())
+    before, rows = read_rows(folder / "results.csv"), results.merge()
     measured = outcomes(rows)
     device = _device(before or [outcome.pairs[0][0] for outcome in measured])
     found, left_out = [], []
@@ -70,7 +70,7 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
             )
     (folder / "parity").mkdir(parents=True, exist_ok=True)
     for source, target in certificates.items():
-        if source.exists():  # where there is none, the pair is not comparable, and says so
+        if source.exists():  # a pair that is not comparable may have none
             shutil.copyfile(source, target)
     rows = sorted(
         [*kept, *new],

@@ -12,8 +12,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import special  # scipy.stats takes a second to import
-
 CONFIDENCE = 0.95
 
 
@@ -54,6 +52,8 @@ def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
 @functools.cache
 def _quantile(freedom: int) -> float:
     """Student's, for a two-sided interval with so many degrees of freedom."""
+    from scipy import special  # here, so that 'status' loads it only where there is a ratio to show
+
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from duel.catalogue import GROUPS
 
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
-_attention: contextvars.ContextVar[str | None] = contextvars.ContextVar("attention", default=None)
+Kernel = Literal["xla", "cudnn"]  # JAX's names for what computes attention
+_attention: contextvars.ContextVar[Kernel | None] = contextvars.ContextVar("attention", default=None)
 
 
 @contextlib.contextmanager
@@ -30,7 +32,7 @@ def batch_over(axis: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def attention_by(implementation: str | None) -> Iterator[None]:
+def attention_by(implementation: Kernel | None) -> Iterator[None]:
     """Attention that is traced inside takes this of JAX's implementations; None leaves it to JAX."""
     token = _attention.set(implementation)
     try:
@@ -149,7 +151,7 @@ class BatchNorm(nnx.Module):
         scale = jax.lax.rsqrt(var + self.epsilon) * self.weight[...]
         return (wide * scale + (self.bias[...] - mean * scale)).astype(x.dtype)
 
-    def _follow(self, running: nnx.BatchStat, value: jax.Array) -> None:
+    def _follow(self, running: nnx.BatchStat[jax.Array], value: jax.Array) -> None:
         running[...] = (1 - self.momentum) * running[...] + self.momentum * value
 
 
@@ -234,12 +236,13 @@ class Embedding(nnx.Module):
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, causal: bool = False) -> jax.Array:
     """Scaled dot-product attention with ``heads`` heads of (N, tokens, width); its softmax is at least float32."""
-    split = [cast(x).reshape(*x.shape[:2], heads, -1) for x in (q, k, v)]
+    shape = q.shape
+    q, k, v = (cast(x).reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
     # JAX's own always takes the softmax in float32, and has no float16 on a processor.
-    if split[0].dtype == jnp.float64 or (split[0].dtype == jnp.float16 and _attention.get() != "cudnn"):
-        return _plain_attention(*split, causal).reshape(q.shape)
+    if q.dtype == jnp.float64 or (q.dtype == jnp.float16 and _attention.get() != "cudnn"):
+        return _plain_attention(q, k, v, causal).reshape(shape)
     chosen = _attention.get()
-    return jax.nn.dot_product_attention(*split, is_causal=causal, implementation=chosen).reshape(q.shape)
+    return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=chosen).reshape(shape)
 
 
 def _plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:

@@ -1,6 +1,7 @@
 """EfficientNet (Tan and Le 2019, arXiv:1905.11946), with torchvision's names, no dropout and no stochastic depth."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -49,7 +50,7 @@ class _MBConv(nnx.Module):
 
 class _EfficientNet(nnx.Module):
     def __init__(self, blocks: tuple[_Stage, ...], classes: int) -> None:
-        stages = []
+        stages: list[Any] = []  # Any: for mypy a module in an nnx.List cannot be iterated over
         for expansion, kernel, stride, inputs, outputs, count in blocks:
             rest = [_MBConv(expansion, kernel, 1, outputs, outputs) for _ in range(count - 1)]
             stages.append(nnx.List([_MBConv(expansion, kernel, stride, inputs, outputs), *rest]))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.nn import functional
+from torch.nn import functional, grad
 
 Pair = tuple[int, int]
 
@@ -27,6 +27,10 @@ class _AllReduce(torch.autograd.Function):
 
 class SharedBatchNorm(nn.BatchNorm2d):
     """Batch norm whose statistics in training are those of all processes' batches, which are of one size."""
+
+    running_mean: torch.Tensor  # there, and so is the momentum: only other batch norms can be without
+    running_var: torch.Tensor
+    momentum: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
@@ -69,10 +73,10 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, _, needs_bias, *_ = ctx.needs_input_grad
-        for_x = nn.grad.conv2d_input(x.shape, weight, gradient, ctx.stride, ctx.padding) if needs_x else None
+        for_x = grad.conv2d_input(x.shape, weight, gradient, ctx.stride, ctx.padding) if needs_x else None
         out, _, *kernel = weight.shape
         if gradient.shape[2] * gradient.shape[3] > out:
-            for_weight = nn.grad.conv2d_weight(x, weight.shape, gradient, ctx.stride, ctx.padding)
+            for_weight = grad.conv2d_weight(x, weight.shape, gradient, ctx.stride, ctx.padding)
         else:
             (high, wide), (down, right) = ctx.padding, ctx.stride
             patches = functional.pad(x, (wide, wide, high, high)).unfold(2, kernel[0], down).unfold(3, kernel[1], right)
@@ -85,17 +89,42 @@ class SampleConv2d(nn.Conv2d):
     """``nn.Conv2d`` without groups or dilation, for gradients of samples by torch.func. Dynamo does not take it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = (x, self.weight, self.bias)
+        given: tuple[Any, ...] = (x, self.weight, self.bias)
         if torch.is_autocast_enabled(x.device.type):
             half = torch.get_autocast_dtype(x.device.type)
             given = tuple(None if tensor is None else tensor.to(half) for tensor in given)
         return _Convolution.apply(*given, self.stride, self.padding)
 
 
+_attention = functional.scaled_dot_product_attention
+
+
+def half_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """``functional.scaled_dot_product_attention`` under autocast, for gradients of samples.
+
+    By itself autocast casts inside the operation, where torch.func differentiates it without these casts: "expected
+    scalar type Float but found BFloat16".
+    """
+    kind = query.device.type
+    half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    given = (query.to(half), key.to(half), value.to(half))
+    with torch.autocast(kind, enabled=False):
+        return _attention(*given, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, causal: bool = False) -> torch.Tensor:
     """Scaled dot-product attention with ``heads`` heads of (N, tokens, width)."""
-    split = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-    return functional.scaled_dot_product_attention(*split, is_causal=causal).transpose(1, 2).flatten(2)
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
 
 def joined(ends: torch.Tensor, nodes: int) -> torch.Tensor:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: cb723bdf4dab73ca343b763f620ddf9d32d89ce9b11305797f58d96fbcec19c2
+# sha256 of the other lines: bcc2b318806c21f9b6280eb00971a05530dc7e12fbdf0710c36a9e16935be3a7
 # Duel: pytorch, resnet50, use case 1 (training on one device), preset standard, fp32, target h100.
 # Rendered from templates/slurm.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # By hand, any number of times, each a run of its own under results/runs/:
@@ -25,6 +25,33 @@ fi
 if [[ ${SLURM_JOB_NAME-} == pytorch_resnet50_1-* ]]; then export DUEL_RUN_ID=$SLURM_JOB_NAME; fi
 # The job is this script, as Slurm copied it, and not a shell in which somebody has called it.
 if [[ ${0##*/} == slurm_script ]]; then export DUEL_SLURM_JOB_ID=$SLURM_JOB_ID; fi
+# Variables that frameworks, compilers and math libraries obey come from cluster.yaml, not from the calling shell.
+for variable in $(compgen -e); do
+    case $variable in
+        CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER | CUDA_MPS_* | NVIDIA_VISIBLE_DEVICES | \
+            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TPU_ACCELERATOR_TYPE | TPU_CHIPS_PER_* | \
+            TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | TPU_RUNTIME_METRICS_PORTS | \
+            TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | TPU_WORKER_*) ;;
+        TF_CLI_* | TF_VAR_* | TF_LOG*) ;;
+        JAX_* | JAXLIB_* | FLAX_* | MOSAIC_*) unset -v "$variable" ;;
+        XLA_* | TF_* | TSL_* | TENSORFLOW_* | PJRT_* | LIBTPU_* | TPU_* | XRT_*) unset -v "$variable" ;;
+        TORCH* | PYTORCH_* | ATEN_* | C10_* | FBGEMM_* | KINETO_* | OPACUS_* | LRU_CACHE_CAPACITY | \
+            INDUCTOR_* | AOT_* | AOTI_* | AOTINDUCTOR_* | HALIDE_* | HELION_* | QUACK_* | CUTLASS_* | \
+            CUTEDSL_* | ENABLE_*TMA* | ENABLE_TEMPLATE_* | TENSORIFY_* | PARTITIONER_* | UNSAFE_SKIP_*) unset -v "$variable" ;;
+        TRITON_* | AMDGCN_* | NVPTX_* | PTXAS_* | DISABLE_*_OPT | LLVM_* | MLIR_* | USE_IR_LOC) unset -v "$variable" ;;
+        CC | CXX | CUDACXX) unset -v "$variable" ;;
+        CUDA_* | CUBLAS* | CUDNN_* | CUTENSOR* | NVIDIA_TF32_OVERRIDE) unset -v "$variable" ;;
+        HIP_* | HIPBLAS* | HSA_* | ROCM_* | ROCBLAS_* | MIOPEN_* | AMD_*) unset -v "$variable" ;;
+        MTL_* | METAL_*) unset -v "$variable" ;;
+        NCCL_* | RCCL_* | GLOO_* | NVSHMEM_* | UCX_* | UCC_* | FI_* | OFI_NCCL_*) unset -v "$variable" ;;
+        MKL_* | DNNL_* | ONEDNN_* | OPENBLAS_* | BLIS_* | NVPL_* | ARMPL_* | VECLIB_*) unset -v "$variable" ;;
+        OMP_* | GOMP_* | KMP_* | NPROC) unset -v "$variable" ;;
+        MALLOC_* | JEMALLOC_* | TCMALLOC_* | MIMALLOC_* | GLIBC_TUNABLES) unset -v "$variable" ;;
+        LD_PRELOAD | LD_AUDIT | LD_BIND_NOW | DYLD_INSERT_LIBRARIES) unset -v "$variable" ;;
+        PYTHONDEVMODE | PYTHONMALLOC* | PYTHONTRACEMALLOC | PYTHONOPTIMIZE | PYTHONPERFSUPPORT | \
+            PYTHON_JIT | PYTHON_GIL | PYTHON_PERF_JIT_SUPPORT) unset -v "$variable" ;;
+    esac
+done
 module load gcc
 export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
 export WANDB_PROJECT=duel
@@ -35,8 +62,10 @@ srun --ntasks-per-node=1 --ntasks=1 bash -eo pipefail -c 'mkdir -p /tmp/duel
 task='cd -- /opt/duel || exit 97
 export TMPDIR="/tmp/duel"
 command -v -- "$1" >/dev/null || { echo "$0: no interpreter $1 (cluster.yaml: targets.h100.python.pytorch); make pytorch-env makes one" >&2; exit 96; }
+export DUEL_VARIABLES="$(compgen -e)"  # what the target has set stays
 exec "$@"
 '
+[[ ${SLURM_EXPORT_ENV-} != ALL,* ]] || export SLURM_EXPORT_ENV=ALL  # srun would set again what is unset above
 [[ -z ${SLURM_CPUS_PER_TASK-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not inherit it
 
 # The warning before a time limit reaches this shell alone (--signal=B:USR2): it is passed on. bash runs a trap only

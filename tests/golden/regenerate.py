@@ -12,10 +12,11 @@ from duel.launch import cluster, script
 from duel.modes import SWITCHES
 from duel.record import Row
 
+REMEDY = "if the change is meant, 'make golden' rewrites tests/golden and the tables made from the code"
 GOLDEN = Path(__file__).resolve().parent
 ROOT = GOLDEN.parent.parent
 
-COMMANDS = ("", "status", "logs", "cancel", "collect", "publish", "doctor")
+COMMANDS = ("", "status", "compare", "logs", "cancel", "collect", "publish", "doctor")
 
 
 def scripts() -> dict[str, str]:

@@ -1,0 +1,197 @@
+"""Evidence: what the program of a measured row computed from known weights, and whether two rows computed the same.
+
+``duel.measure.evidence`` records it in the process that is timed. It is small: of each tensor the norm and ``BUCKETS``
+random projections, whose distance between two sides estimates ‖difference‖. A file for each rank:
+results/runs/<run>/evidence/<row>-<rank>.npz; the row has their hash.
+
+Passes: "before" the clock and "after" it, with other weights and other batches; for each "moved" trials, from weights
+that are moved by a little more than a rounding; in half precision "grain", from weights moved by far less than one.
+
+=================  ====================================================================================================
+quantity           what
+=================  ====================================================================================================
+losses             of the steps
+moments/<name>     what the optimizer keeps of the gradients
+change/<name>      of a parameter, each element times its moment's size: without a gradient AdamW moves it at random
+statistics/<name>  change of running statistics
+result <n>/<name>  of per-sample gradients or inference all that the program gives, for the n-th batch
+=================  ====================================================================================================
+"""
+
+import hashlib
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+BUCKETS = 8
+GRAIN = 4e-6  # relative; float32 rounds finer, all half precisions far coarser
+# How far rounding moves a layer's values where two frameworks round differently, or a little more. For half precision:
+# twice the largest rounding of one number (2^-9 for bfloat16, 2^-11 for float16 and TF32).
+ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-14, "bf16": 2.0**-8, "fp16": 2.0**-10, "tf32": 2.0**-10}
+# Largest ‖difference‖ relative to the tensor, whatever rounding does. float32 as in duel.report.parity; for half
+# precision a few roundings in a row.
+BASE: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-10, "bf16": 2.0**-6, "fp16": 2.0**-8, "tf32": 2.0**-8}
+# The bound of a tensor is TIMES what rounding moves it by, where that is more: by the most of all trials, since a kink
+# (see duel.report.parity) is met by chance, and by the smaller of both sides, so that no side's own noise widens it. In
+# half precision a side rounds some six results for each weight that "moved" moves (convolution, norm and activation,
+# forward and back), and the two sides round them independently: sqrt(2 * 6).
+TIMES: Mapping[str, float] = {"fp32": 2.0, "float64": 2.0, "bf16": 3.5, "fp16": 3.5, "tf32": 3.5}
+# A tensor's own scale is at least this share of all tensors of its kind together: the gradient of a key's bias is zero,
+# and what is left of it is rounding of the others.
+LEAST = 1e-2
+# A kind whose bound, relative to all of it, is beyond this is not proved: a part that stands still is off by 1.
+BLIND = 0.9
+# A program whose movement is proportional to that of its weights, from "grain" to "moved", within this factor, does not
+# round to half precision.
+PROPORTIONAL = 3.0
+TRIALS: Mapping[str, int] = {"fp32": 1, "float64": 1, "bf16": 2, "fp16": 2, "tf32": 2}
+NAMED = 3  # deviations in a verdict
+
+Pass = dict[str, npt.NDArray[np.float64]]  # (1 + BUCKETS,): the norm, the projections
+
+
+@dataclass
+class Evidence:
+    """What one rank recorded.
+
+    ``floors`` are norms of what storing a parameter in float32 rounds off its change; ``curve`` holds the opening
+    losses; ``notes`` say what is incomplete, such as samples that were left out.
+    """
+
+    policy: str
+    passes: dict[str, Pass] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    floors: dict[str, float] = field(default_factory=dict)
+    curve: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def summary(self) -> str:
+        """What was recorded."""
+        kinds = Counter(name.partition("/")[0] for name in self.shapes)
+        what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        return "; ".join([f"from known weights before and after the clock: {what}", *self.notes])
+
+    def to_bytes(self) -> bytes:
+        about = {
+            "policy": self.policy,
+            "names": list(self.shapes),
+            "shapes": list(self.shapes.values()),
+            "floors": self.floors,
+            "curve": self.curve,
+            "notes": self.notes,
+        }
+        arrays: dict[str, Any] = {
+            name: np.array([found[what] for what in self.shapes]) for name, found in self.passes.items()
+        }
+        file = io.BytesIO()
+        np.savez(file, about=np.array(json.dumps(about)), **arrays)
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Evidence":
+        """Raises ValueError where ``data`` is not what ``to_bytes`` gives."""
+        try:
+            with np.load(io.BytesIO(data)) as file:  # allow_pickle is off: nothing in it is executed
+                arrays = dict(file)
+            about = json.loads(str(arrays.pop("about")))
+            names = about["names"]
+            passes = {name: dict(zip(names, array, strict=True)) for name, array in arrays.items()}
+            shapes = {name: tuple(shape) for name, shape in zip(names, about["shapes"], strict=True)}
+            return cls(about["policy"], passes, shapes, about["floors"], about["curve"], about["notes"])
+        except Exception as error:  # whatever numpy, zipfile and json raise for bytes that somebody has changed
+            raise ValueError(f"not an evidence file: {error}") from error
+
+
+def sha256(files: Iterable[bytes]) -> str:
+    """The hash of a row's evidence: the files of all its ranks, in order."""
+    digest = hashlib.sha256()
+    for data in files:
+        digest.update(hashlib.sha256(data).digest())
+    return digest.hexdigest()
+
+
+def disagreements(one: Sequence[Evidence], other: Sequence[Evidence]) -> list[str]:
+    """In what the evidence of two sides, of each rank, differs; empty where they computed the same."""
+    if len(one) != len(other):
+        return [f"ranks ({len(one)} | {len(other)})"]
+    found: list[str] = []
+    for rank, sides in enumerate(zip(one, other, strict=True)):
+        where = f"rank {rank}: " if len(one) > 1 else ""
+        found += [where + text for text in _of_rank(*sides)]
+    return found
+
+
+def _of_rank(one: Evidence, other: Evidence) -> list[str]:
+    names = [*other.shapes, *(name for name in one.shapes if name not in other.shapes)]
+    apart = [name for name in names if one.shapes.get(name) != other.shapes.get(name)]
+    found = [f"shape of {name} ({one.shapes.get(name)} | {other.shapes.get(name)})" for name in apart]
+    beyond: list[tuple[float, str]] = []
+    for when in ("before", "after"):
+        if when not in one.passes or when not in other.passes:
+            found.append(f"nothing was recorded {when} the clock")
+            continue
+        beyond += _compared(one, other, when, [name for name in names if name not in apart])
+    worst = sorted(beyond, reverse=True)
+    found += [text for _, text in worst[:NAMED]]
+    return [*found, f"and {len(worst) - NAMED} more"] if len(worst) > NAMED else found
+
+
+def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> list[tuple[float, str]]:
+    """(error / bound, text) for every quantity beyond its bound, and every kind that rounding hides."""
+    policy, times = one.policy, TIMES[one.policy]
+    a, b = one.passes[when], other.passes[when]
+    found = []
+    for kind in dict.fromkeys(name.partition("/")[0] for name in names):
+        these = [name for name in names if name.partition("/")[0] == kind]
+        whole = math.hypot(*(min(a[name][0], b[name][0]) for name in these))
+        movement = min(_movement(side, these) for side in (one, other))
+        if times * movement > BLIND:
+            found.append((math.inf, f"{kind} {when} the clock: rounding alone moves it by {movement:.0%}"))
+            continue
+        # In half precision a tensor's own movement is a matter of few roundings: that of all counts as well.
+        shared = 0.0 if policy in ("fp32", "float64") else movement
+        for name in these:
+            scale = max(min(a[name][0], b[name][0]), LEAST * whole)
+            error = float(np.linalg.norm(a[name][1:] - b[name][1:]))
+            own = min(_movement(side, [name], LEAST * whole) for side in (one, other))
+            bound = scale * max(BASE[policy], times * own, times * shared)
+            bound += max(one.floors.get(name, 0.0), other.floors.get(name, 0.0))
+            if not error <= bound:
+                size = scale or 1.0
+                text = f"{name} {when} the clock (apart by {error / size:.1e}, bound {bound / size:.0e})"
+                found.append((error / bound if bound else math.inf, text))
+    return found
+
+
+def _movement(side: Evidence, names: list[str], least: float = 0.0) -> float:
+    """By how much ``names``, together and relative to them, move with the weights: the most of all trials."""
+    found = [0.0]
+    for trial, there in side.passes.items():
+        when, _, moved_by = trial.partition(", moved")
+        here = side.passes.get(when, {})
+        if moved_by and all(name in here and name in there for name in names):
+            moved = math.hypot(*(float(np.linalg.norm(here[name][1:] - there[name][1:])) for name in names))
+            whole = max(least, math.hypot(*(float(here[name][0]) for name in names)))
+            found.append(moved / whole if whole else 0.0)
+    return max(found)
+
+
+def finer(side: Evidence) -> str:
+    """What shows that a program of half precision does not round to it; empty where nothing does."""
+    if "before, grain" not in side.passes:
+        return ""
+    before, moved, grain = (side.passes[name] for name in ("before", "before, moved 1", "before, grain"))
+    names = [name for name in before if name.startswith(("moments", "result"))]
+    large = math.hypot(*(float(np.linalg.norm(moved[name][1:] - before[name][1:])) for name in names))
+    small = math.hypot(*(float(np.linalg.norm(grain[name][1:] - before[name][1:])) for name in names))
+    expected = large * GRAIN / ROUNDING[side.policy]
+    if expected and 1 / PROPORTIONAL < small / expected < PROPORTIONAL:
+        return f"computed in more than {side.policy}: its results follow the weights by {small / large:.0e} as by 1"
+    return ""

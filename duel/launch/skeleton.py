@@ -1,0 +1,88 @@
+"""``make benchmark NAME=...``: a model file for each side and the catalogue's entry, all runnable as they are.
+
+They come from ``templates/model_<framework>.py`` and ``ENTRY``. It needs neither a framework nor an environment.
+"""
+
+import ast
+import keyword
+import re
+import sys
+from pathlib import Path
+
+from duel.catalogue import ALIASES, BENCHMARKS, FRAMEWORKS
+from duel.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ENTRY = """\
+            Benchmark(
+                name="NAME",
+                title="NAME: what the network is, and the shapes of its data",
+                source="who published it and where, and what is different here",
+                sizes={
+                    "full": Size(
+                        model={"width": 64, "classes": 1000},
+                        inputs=Images(3, 224, 224, classes=1000),
+                        batch_size=_batch(8, 128, 32),
+                        flops=43_480_064,
+                    ),
+                    "tiny": Size(
+                        model={"width": 8, "classes": 10},
+                        inputs=Images(3, 32, 32, classes=10),
+                        batch_size=_everywhere(8),
+                        flops=110_752,
+                    ),
+                },
+                optimizer=SGD(learning_rate=0.01, batch_size=256, source="whose recipe, and where: its rate"),
+            ),
+"""
+
+
+def write(name: str, root: Path = ROOT) -> list[str]:
+    """Write the skeletons of benchmark ``name``; returns the files that were made or changed.
+
+    Raises UserError, before anything is written, for a name that cannot be one or is taken.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or keyword.iskeyword(name):
+        raise UserError(
+            f"NAME={name}: not a valid name; valid: a Python identifier of at most 32 lower-case letters, digits and "
+            "'_', as in 'make benchmark NAME=mlp_mixer'"
+        )
+    taken = ["duel/catalogue.py"] if name in (*BENCHMARKS, *ALIASES, "all") else []
+    models = {framework: f"{framework}/models/{name}.py" for framework in FRAMEWORKS}
+    taken += [path for path in models.values() if (root / path).exists()]
+    if taken:
+        raise UserError(f"NAME={name}: the name is taken by {' and '.join(taken)}")
+    catalogue = root / "duel" / "catalogue.py"
+    text = _with_entry(catalogue.read_text(), ENTRY.replace("NAME", name))
+    for framework, path in models.items():
+        (root / path).write_text((root / "templates" / f"model_{framework}.py").read_text())
+    catalogue.write_text(text)
+    return [*models.values(), "duel/catalogue.py"]
+
+
+def _with_entry(catalogue: str, entry: str) -> str:
+    """``catalogue`` with ``entry`` after the last benchmark."""
+    ends = [
+        node.end_lineno or 0
+        for node in ast.walk(ast.parse(catalogue))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Benchmark"
+    ]
+    lines = catalogue.splitlines(keepends=True)
+    lines.insert(max(ends), entry)
+    return "".join(lines)
+
+
+def main(name: str) -> int:
+    try:
+        files = write(name)
+    except UserError as error:
+        print(f"make benchmark: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {files[0]} and {files[1]}, and an entry at the end of BENCHMARKS in {files[2]}")
+    print(f"They run as they are: 'python main.py validate --benchmark {name}'")
+    print("Replace the network and the entry by yours; CONTRIBUTING.md, 'Add a benchmark', has the rules.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,166 @@
+"""What the callable that is timed computes from known weights, recorded by the process that times it.
+
+``duel.evidence`` says what is kept, and compares two sides.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from duel.catalogue import Citations, Images, Molecules, Tokens
+from duel.errors import Disproved
+from duel.evidence import BUCKETS, GRAIN, ROUNDING, TRIALS, Evidence
+from duel.measure import parameters, twin
+
+MOST_ELEMENTS = 2**27  # of a result that are brought to the host and projected
+CHUNK = 2**22  # elements that are projected at once
+STORED = 2.0**-24  # the largest relative rounding of a float32
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+# Of one kind of work: what it computes from the weights, on the batches of these indexes, by quantity; and floors.
+Run = Callable[[Any, Arrays, tuple[int, ...], int], tuple[dict[str, npt.NDArray[Any]], dict[str, float]]]
+
+
+def project(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """(1 + BUCKETS,): the norm of ``array``, and its projections.
+
+    A projection is the sum of every ``BUCKETS``-th element, with random signs.
+    For two tensors of one name and shape ‖difference of their projections‖ estimates ‖their difference‖ (a count
+    sketch, Charikar et al. 2002, doi:10.1007/3-540-45465-9_59). Raises Disproved where a number is not finite.
+    """
+    flat = array.reshape(-1)
+    generator = np.random.default_rng(np.frombuffer(hashlib.sha256(name.encode()).digest(), "<u4"))
+    squares, sums = 0.0, np.zeros(BUCKETS)
+    for start in range(0, flat.size, CHUNK):
+        part = flat[start : start + CHUNK].astype(np.float64)
+        if not np.isfinite(part).all():
+            raise Disproved(f"what is measured gives NaN or infinite numbers: {name}, from known weights")
+        squares += float(part @ part)
+        part.resize(-(-part.size // BUCKETS) * BUCKETS, refcheck=False)
+        signs = np.unpackbits(np.frombuffer(generator.bytes(part.size // 8), np.uint8))
+        sums += np.where(signs, part, -part).reshape(-1, BUCKETS).sum(0)
+    return np.array([math.sqrt(squares), *sums])
+
+
+def _moved(arrays: Arrays, by: float, seed: int) -> parameters.Arrays:
+    """``arrays``, each number moved up or down by ``by``, relative to itself."""
+    generator = np.random.default_rng(seed)
+    found = {}
+    for name in sorted(arrays):  # the sides have them in different orders
+        signs = 2.0 * generator.integers(0, 2, arrays[name].shape, np.int8) - 1
+        found[name] = (arrays[name] * (1 + by * signs)).astype(np.float32)
+    return found
+
+
+def trained(
+    work: twin.Training, arrays: Arrays, indexes: tuple[int, ...], every: int
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
+    """What optimizer steps from ``arrays`` compute."""
+    work.load(arrays)
+    found = {"losses": np.array([work.loss(work.step(index)) for index in indexes])}
+    moments = work.moments()
+    found |= {f"moments/{name}": array for name, array in moments.items()}
+    floors = {}
+    for name, array in work.export().items():
+        difference = array.astype(np.float64) - arrays[name]
+        if name not in moments:
+            found[f"statistics/{name}"] = difference
+            continue
+        size = np.abs(moments[name])
+        found[f"change/{name}"] = difference * size
+        floors[f"change/{name}"] = len(indexes) * STORED * float(np.linalg.norm(arrays[name] * size))
+    return found, floors
+
+
+def produced(
+    work: twin.PerSampleGradients, arrays: Arrays, indexes: tuple[int, ...], every: int
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
+    """The results of steps from ``arrays``, for each ``every``-th sample."""
+    work.load(arrays)
+    found = {}
+    for place, index in enumerate(indexes):
+        for name, array in work.named(work.step(index), every).items():
+            found[f"result {place}/{name}"] = array
+    return found, {}
+
+
+def evaluated(
+    work: twin.Inference, arrays: Arrays, indexes: tuple[int, ...], every: int
+) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
+    """As ``produced``. Raises Disproved where the program does not give the same result twice."""
+    found, _ = produced(work, arrays, indexes, every)
+    again, _ = produced(work, arrays, indexes[:1], every)
+    for name, array in again.items():
+        apart = float(np.linalg.norm(array.astype(np.float64) - found[name]) / (np.linalg.norm(array) or 1.0))
+        if apart > NONDETERMINISTIC:
+            raise Disproved(
+                f"the model is not deterministic in evaluation: {name}, computed twice, differs by {apart:.1e}"
+            )
+    return found, {}
+
+
+NONDETERMINISTIC = 1e-5  # ‖difference‖ / ‖result‖; kernels that add in another order each time are far below
+RUNS: Mapping[str, Run] = {"training": trained, "per_sample_gradients": produced, "inference": evaluated}
+
+
+def outputs(inputs: Images | Tokens | Molecules | Citations) -> int:
+    """Numbers that a model gives for one sample."""
+    match inputs:
+        case Tokens(classes=None):
+            return inputs.length * inputs.vocabulary
+        case Molecules():
+            return inputs.tasks
+        case Citations():
+            return inputs.nodes * inputs.classes
+        case _:
+            return inputs.classes or 1
+
+
+class Recorder:
+    """Records the evidence of one row. ``elements`` are those of one step's result, ``batches`` those of the pool."""
+
+    def __init__(
+        self,
+        work: Any,
+        run: Run,
+        shapes: Mapping[str, tuple[int, ...]],
+        batches: int,
+        elements: int,
+        policy: str,
+        seed: int,
+    ) -> None:
+        self._work, self._run, self._shapes, self._batches, self._seed = work, run, shapes, batches, seed
+        self._every = math.ceil(elements / MOST_ELEMENTS)
+        self.evidence = Evidence(policy)
+        if self._every > 1:
+            self.evidence.notes.append(f"every {self._every}th sample")
+
+    def before(self) -> None:
+        """Before the clock: an early and a late batch of the pool."""
+        known = self._known("before", (0, self._batches - 1))
+        if ROUNDING.get(self.evidence.policy, 0.0) > 100 * GRAIN:
+            self._record("before, grain", _moved(known, GRAIN, self._seed), (0, self._batches - 1))
+
+    def after(self, index: int) -> None:
+        """After the clock, ``index`` being that of the next step: two other batches, and other weights."""
+        start = -(-index // self._batches) * self._batches
+        self._seed += 1
+        self._known("after", (start + self._batches // 2, start + 1))
+
+    def _known(self, when: str, indexes: tuple[int, ...]) -> parameters.Arrays:
+        known = parameters.initialise(self._shapes, self._seed + 1, randomise=True)
+        self.evidence.floors |= self._record(when, known, indexes)
+        policy = self.evidence.policy
+        for trial in range(1, TRIALS.get(policy, 0) + 1):
+            self._record(f"{when}, moved {trial}", _moved(known, ROUNDING[policy], self._seed + trial), indexes)
+        return known
+
+    def _record(self, name: str, arrays: Arrays, indexes: tuple[int, ...]) -> dict[str, float]:
+        found, floors = self._run(self._work, arrays, indexes, self._every)
+        self.evidence.passes[name] = {what: project(what, array) for what, array in found.items()}
+        self.evidence.shapes |= {what: array.shape for what, array in found.items()}
+        return floors

@@ -1,0 +1,81 @@
+"""A row on its way through its stages."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from duel.catalogue import BENCHMARKS, PRESETS, USE_CASES, Benchmark, Preset, UseCase
+from duel.measure import batches, evidence, parameters, twin
+from duel.measure.device import Device, Setting, World
+from duel.measure.watch import Watch
+from duel.record import Row
+from duel.results import Run
+
+Emit = Callable[..., None]
+Columns = dict[str, Any]
+
+
+class Skip(Exception):
+    """There is no such row here; the message says why."""
+
+
+@dataclass
+class Measurement:
+    """A row on its way, and what its stages leave to those after them."""
+
+    run: Run
+    row: Row
+    data: Path
+    device_kind: str | None
+    emit: Emit
+    world: World
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of parameters and running statistics
+    proofs: dict[str, tuple[str, str]] = field(default_factory=dict)  # of switches: what was found, and by what
+    proved: list[str] = field(default_factory=list)
+    unproved: list[str] = field(default_factory=list)  # each with the reason
+    proof_seconds: float = 0.0
+    next_step: int = 0
+    since: float = 0.0  # time.perf_counter() at the end of the first step
+    steps_per_block: int = 1
+    # Those below are there from the stage that is named.
+    device: Device = field(init=False)  # find_device
+    watch: Watch = field(init=False)
+    setting: Setting = field(init=False)  # load
+    initial: parameters.Arrays = field(init=False)
+    pool: batches.Pool = field(init=False)
+    work: twin.Work = field(init=False)
+    recorder: evidence.Recorder = field(init=False)  # prove_before
+
+    @property
+    def benchmark(self) -> Benchmark:
+        return BENCHMARKS[str(self.row.benchmark)]
+
+    @property
+    def preset(self) -> Preset:
+        return PRESETS[str(self.row.preset)]
+
+    @property
+    def use_case(self) -> UseCase:
+        return USE_CASES[self.row.use_case or 0]
+
+    @property
+    def number(self) -> int:
+        return self.row.row or 0
+
+    @property
+    def training(self) -> twin.Training:
+        """``work`` in the stages of training."""
+        return cast(twin.Training, self.work)
+
+    @property
+    def producing(self) -> twin.PerSampleGradients | twin.Inference:
+        """``work`` in those whose steps give results."""
+        return cast(twin.PerSampleGradients | twin.Inference, self.work)
+
+    def say(self, phase: str) -> None:
+        """Say what comes next, and keep what is known so far: a kill must not take it along."""
+        if phase and not self.world.rank:
+            print(phase, flush=True)
+            self.emit("phase", row=self.number, phase=phase)
+            self.run.write_row(self.row)

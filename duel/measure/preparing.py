@@ -1,0 +1,181 @@
+"""The first stages of a row: its device, network, weights and data, and the first step."""
+
+import dataclasses
+import importlib
+import itertools
+import json
+import math
+import sys
+from pathlib import Path
+
+from duel import certificate, modes
+from duel.catalogue import PRECISIONS, WEAK
+from duel.errors import UserError
+from duel.measure import batches, canary, clock, parameters, probes, timing
+from duel.measure.device import Device, Setting
+from duel.measure.measurement import Columns, Measurement, Skip
+from duel.measure.watch import Watch
+from duel.options import SAFETENSORS
+from duel.results import write_atomically
+
+# Kinds of devices that several processes share out among them. A TPU host's chips belong to one process unless its
+# environment cuts them up, which nobody here could try; MPS has one device.
+TOGETHER = ("cpu", "gpu")
+AMPERE = 8.0  # the first compute capability with TF32 and bfloat16
+
+
+def find_device(m: Measurement) -> Columns:
+    """The device, and what was not known of the row before it was found."""
+    try:
+        m.device = importlib.import_module("devices").select(m.device_kind, m.world)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    device, row, world = m.device, m.row, m.world
+    # The proof is as sharp with a processor's batch, whatever the device is.
+    batch_size = row.batch_size or m.benchmark.sizes[str(row.size)].batch_size["cpu" if _is_proof(m) else device.kind]
+    if row.scaling == WEAK:
+        batch_size *= world.size
+    if batch_size % world.size:
+        raise UserError(f"batch size {batch_size} does not divide among {world.size} devices")
+    m.row = row.replace(
+        device_kind=device.kind, device_name=device.name, device_count=world.size, batch_size=batch_size
+    )
+    if why := _lacks(device, str(row.precision)):
+        raise Skip(why)
+    if world.size > 1 and device.kind not in TOGETHER:
+        raise Skip(
+            f"processes of one device each, together, exist for {' and '.join(TOGETHER)}; this is a {device.kind}"
+        )
+    m.watch = Watch(device, world)
+    if m.watch.warning and not world.rank:
+        print(f"warning: {m.watch.warning}: blocks with them there are left out", flush=True)
+    return {
+        "driver": device.driver,
+        "cpus": len(probes.usable_cpus()),
+        "packages_sha256": probes.packages_sha256(),
+        "device_id": m.watch.device_id,
+        "missing": {
+            "driver": "NVML does not say" if device.kind == "gpu" else f"a {device.kind} device has none to ask",
+            "device_id": m.watch.missing.get("device_id", "not told"),
+        },
+    }
+
+
+def _is_proof(m: Measurement) -> bool:
+    return not m.use_case.module
+
+
+def _lacks(device: Device, policy: str) -> str:
+    """Why there is no such precision on ``device``; empty where there is."""
+    kinds = PRECISIONS[policy].device_kinds
+    if device.kind not in kinds:
+        return f"{policy} exists on {', '.join(kinds)} only; this is a {device.kind}"
+    capability = float(device.compute_capability or AMPERE)
+    if capability < AMPERE and policy in ("tf32", "bf16"):
+        return f"{policy} exists from compute capability {AMPERE} on; this is a {device.name} ({capability})"
+    return ""
+
+
+def build(m: Measurement) -> Columns:
+    """The network, without its weights: what the row is a measurement of."""
+    network, weights = importlib.import_module("network"), importlib.import_module("weights")
+    per_sample = m.use_case.module == "per_sample_gradients"
+    m.shapes = weights.shapes(network.build(m.benchmark, str(m.row.size), per_sample))
+    trainable = sum(map(math.prod, parameters.trainable(m.shapes).values()))
+    found: Columns = {
+        "code_sha256": certificate.code_sha256(m.benchmark.name, str(m.row.size)),
+        "parameters": trainable,
+    }
+    if per_sample:
+        samples = (m.row.batch_size or 0) // m.world.size
+        microbatch = m.row.microbatch or fitting(samples, trainable, m.device.memory_bytes)
+        if samples % microbatch:
+            raise UserError(f"microbatch {microbatch} does not divide the batch size on a device, {samples}")
+        found["microbatch"] = microbatch
+    m.row = m.row.replace(**found).with_cell()
+    return {}
+
+
+def fitting(batch_size: int, parameters: int, memory_bytes: int | None) -> int:
+    """The microbatch: the largest divisor of ``batch_size`` whose float32 gradients fill an eighth of the memory.
+
+    Of what the device and the model are, and not of what a framework happens to need: so both sides take the same one.
+    """
+    most = (memory_bytes or 2**33) // 8 // (4 * parameters)
+    return max(n for n in range(1, batch_size + 1) if batch_size % n == 0 and n <= max(most, 1))
+
+
+def initial_weights(m: Measurement) -> parameters.Arrays:
+    """Those of the file that the row names; without one, made from its seed."""
+    source = m.row.weights or ""
+    if not source.endswith(SAFETENSORS):
+        return parameters.initialise(m.shapes, m.row.seed or 0)
+    try:
+        arrays = parameters.read(Path(source))
+        parameters.check(m.shapes, arrays)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--weights {source}: {error}") from error
+    return arrays
+
+
+def load(m: Measurement) -> Columns:
+    """Weights and data, on the device: from here on there is ``work``."""
+    row, use_case, rung = m.row, m.use_case, m.row.rung or 0
+    switches = modes.settings(
+        *(str(row.mode), str(row.framework), m.benchmark.name, use_case.number, str(row.precision), m.device.kind, rung)
+    )
+    policy = modes.rung_precision(rung, str(row.precision))
+    m.row = row.replace(switches=modes.said(switches), precision=policy)
+    benchmark = dataclasses.replace(m.benchmark, optimizer=m.benchmark.optimizer.at(row.batch_size or 0))
+    m.setting = Setting(
+        benchmark, str(row.size), policy, m.device, m.world, switches, row.product or "", row.microbatch or 0
+    )
+    m.initial = initial_weights(m)
+    try:
+        m.pool = batches.pool(m.benchmark, str(row.size), row.batch_size or 0, row.seed or 0, m.data)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    m.work = getattr(importlib.import_module(use_case.module), use_case.work)(m.setting, m.pool, m.initial)
+    if m.world.size > 1:  # no process holds all of them
+        held = {"weights_sha256": parameters.sha256(m.initial), "data_sha256": m.pool.sha256}
+    else:
+        samples = itertools.chain(m.work.held(), [m.pool.held_out] if m.pool.held_out is not None else [])
+        held = {"weights_sha256": parameters.sha256(m.work.export()), "data_sha256": batches.sha256(samples)}
+    return {"execution": m.work.execution, "dataset": m.pool.dataset, **held}
+
+
+def check_precision(m: Measurement) -> Columns:
+    """The canary; and once the precision is known to be in force, the record of the run's environment."""
+    devices = importlib.import_module("devices")
+    errors = canary.errors(importlib.import_module("canary").products(m.work))
+    m.row = m.row.replace(canary=canary.said(errors))
+    if wrong := canary.contradiction(errors, m.setting.precision):
+        if m.world.rank == 0:
+            m.run.write_row(m.row)  # with its canary
+        raise UserError(f"precision {m.setting.precision} is not in force: {wrong}")
+    if m.number == 0 and m.world.rank == 0:
+        record = probes.environment() | {"device": dataclasses.asdict(m.device), "framework": devices.versions()}
+        record["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
+        write_atomically(m.run.environment, json.dumps(record, indent=1) + "\n")
+    return {}
+
+
+def compile_step(m: Measurement) -> Columns:
+    seconds = m.work.compile()
+    later = "nothing to compile" if m.work.execution == "eager" else "compiled within the first steps"
+    missing = {} if seconds is not None else {"compile_seconds": f"{m.work.execution}: {later}"}
+    return {"compile_seconds": seconds, "missing": missing}
+
+
+def first_step(m: Measurement) -> Columns:
+    """The first step's time, and with it what a start costs."""
+    seconds, m.since = timing.first_step(m.work)
+    m.next_step = 1
+    clock.samples(m.work, m.row.batch_size or 0)
+    m.proved.append(f"{m.row.batch_size} samples a step")
+    found: Columns = dict.fromkeys(("trace_seconds", "lower_seconds", "backend_seconds")) | m.work.compile_times()
+    why = "nothing to compile" if m.work.execution == "eager" else f"{m.work.execution}: not told apart"
+    found["missing"] = {name: why for name, stage in found.items() if stage is None}
+    if m.work.execution != "eager":
+        found["cold_start_seconds"] = (m.row.compile_seconds or 0.0) + seconds
+    return found | {"first_step_seconds": seconds}

@@ -1,0 +1,120 @@
+"""The stages that prove what a row measures, outside what is timed: its program, its clock, its switches."""
+
+import contextlib
+import importlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from duel import certificate, modes
+from duel.catalogue import PER_SAMPLE, TRAIN, USE_CASES
+from duel.measure import clock, evidence, parameters, parity, probes
+from duel.measure.device import uncounted_memory
+from duel.measure.measurement import Columns, Measurement
+from duel.measure.preparing import initial_weights
+from duel.options import SAFETENSORS
+
+REPEATED = 10  # steps that must give the same bits again, where they are asked to be deterministic
+
+
+def prove(m: Measurement) -> Columns:
+    """Write all that a validation compares (``duel.measure.parity``), or what there was when a part of it raised."""
+    given = initial_weights(m) if str(m.row.weights).endswith(SAFETENSORS) else None
+    training, per_sample = (
+        getattr(importlib.import_module(use_case.module), use_case.work)
+        for use_case in (USE_CASES[TRAIN], USE_CASES[PER_SAMPLE])
+    )
+    size, seed = str(m.row.size), m.row.seed or 0
+    proof = parity.Proof(m.benchmark, size, m.device, seed, training, per_sample, m.shapes, given, m.say)
+    try:
+        proof.compute()
+    finally:
+        versions = np.array(json.dumps(importlib.import_module("devices").versions()))
+        arrays: dict[str, Any] = {**proof.found, "versions": versions}
+        unfinished = m.run.parity.with_name("unfinished.npz")
+        np.savez(unfinished, **arrays)
+        unfinished.replace(m.run.parity)
+    return {}
+
+
+@contextlib.contextmanager
+def unmeasured(m: Measurement) -> Iterator[None]:
+    """What is done inside is not measured: its time is the proof's, its memory counts for nothing."""
+    start = time.perf_counter()
+    with uncounted_memory():
+        yield
+    m.proof_seconds += time.perf_counter() - start
+
+
+def prove_before(m: Measurement) -> Columns:
+    """The evidence of before the clock; then the initial weights are there again."""
+    elements = _result_elements(m)
+    run = evidence.RUNS[m.use_case.module]
+    m.recorder = evidence.Recorder(
+        *(m.work, run, m.shapes, len(m.pool.batches), elements, m.setting.precision, m.row.seed or 0)
+    )
+    with unmeasured(m):
+        m.recorder.before()
+        m.work.load(m.initial)
+    return {}
+
+
+def _result_elements(m: Measurement) -> int:
+    """Numbers of one step's result, as far as it grows with the samples."""
+    match m.use_case.module, m.row.product:
+        case "per_sample_gradients", "materialised":
+            return (m.row.batch_size or 0) * (m.row.parameters or 0)
+        case "inference", _:
+            return (m.row.batch_size or 0) * evidence.outputs(m.benchmark.sizes[str(m.row.size)].inputs)
+    return 1
+
+
+def prove_after(m: Measurement) -> Columns:
+    """The clock, and the evidence of after it. What was measured may go no further than what is proved."""
+    with unmeasured(m):
+        waited_seconds, m.next_step = clock.waited(m.work, m.next_step)
+        m.recorder.after(m.next_step)
+    found = m.recorder.evidence.to_bytes()
+    path = m.run.evidence_file(m.number, m.world.rank)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(found)
+    m.proved.append("that blocks end when their steps do")
+    m.proved.append(m.recorder.evidence.summary())
+    return {"waited_seconds": waited_seconds, "proof_seconds": m.proof_seconds}
+
+
+def repeat(m: Measurement) -> Columns:
+    """Whether the first steps give the same bits again, if the row asks to be deterministic."""
+    if m.setting.on("deterministic"):
+        m.say("repeating the first steps")
+        bits = [_bits(m) for _ in range(2)]
+        same = "the same" if bits[0] == bits[1] else "other"
+        m.proofs["deterministic"] = ("on" if bits[0] == bits[1] else "off", f"a repeat gave {same} bits")
+    return {}
+
+
+def _bits(m: Measurement) -> str:
+    """Hash of what ``REPEATED`` steps from the initial weights give."""
+    if m.use_case.module != "training":
+        return parameters.sha256(m.producing.named(m.work.step(0)))
+    m.work.load(m.initial)
+    m.next_step = REPEATED
+    losses = np.array([m.training.loss(m.work.step(index)) for index in range(REPEATED)])
+    return parameters.sha256(m.work.export() | {"losses": losses})
+
+
+def check_switches(m: Measurement) -> Columns:
+    """What shows that each switch was in force."""
+    switches = dict(m.setting.switches)
+    asked, cpus = switches.get("threads", "all"), len(probes.usable_cpus())
+    m.proofs |= {"threads": (asked if asked == "all" else str(cpus), f"affinity, {cpus} CPUs")} | m.work.observed()
+    return {"proofs": json.dumps(modes.in_force(switches, m.proofs))}
+
+
+def certify(m: Measurement) -> Columns:
+    """What was proved and what was not, and whether a float64 certificate holds: one made later is for other code."""
+    gaps = [f"not proved: {gap}" for gap in m.unproved]
+    return {"proved": "; ".join(m.proved + gaps), "parity": certificate.verdict(m.row, m.run.folder.parent.parent)}

@@ -1,0 +1,72 @@
+"""The command that turns an indicative ratio into a verdict."""
+
+import dataclasses
+import shlex
+
+from duel.catalogue import CLAIM_PAIRS, INFERENCE, PAIRED, PRESETS, WEAK
+from duel.errors import UserError
+from duel.job import Job
+from duel.options import SAFETENSORS
+from duel.record import Row
+from duel.results import Run
+
+
+def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str | None) -> str:
+    """The command that measures the ``pairs`` of ``run`` in turn, by a preset that claims a ratio.
+
+    Options are named only where they differ from the defaults; the target unless it is ``default_target``.
+    """
+    try:
+        job = Job(**run.launch()["job"])
+    except (UserError, TypeError, KeyError, AssertionError):  # started by hand, damaged, or of another version
+        job = _job_of([row for row, _ in pairs])
+    claiming = PRESETS["standard"]
+    before = PRESETS.get(job.preset, claiming)
+    after = before if before.pairs >= CLAIM_PAIRS else claiming
+    size = job.size or before.size
+    batch_sizes = job.batch_sizes
+    if job.use_case == INFERENCE and not batch_sizes and before.batch_sizes != after.batch_sizes:
+        batch_sizes = before.batch_sizes
+    job = dataclasses.replace(
+        job,
+        framework=PAIRED,
+        preset=after.name,
+        size=None if size == after.size else size,
+        batch_sizes=batch_sizes,
+    )
+    defaults = {("--preset", claiming.name), ("--precision", "fp32"), ("--nodes", "1"), ("--scaling", WEAK)}
+    defaults.add(("--target", str(default_target)))
+    options = job.options
+    weights = [options.pop()] if job.weights else []  # the one option whose value is in the same word
+    words = ["python", "main.py"]
+    for name, value in zip(options[::2], options[1::2], strict=True):
+        if (name, value) not in defaults:
+            words += [name, value]
+    return shlex.join([*words[:6], "--paired", *words[6:], *weights])  # after benchmark and use case
+
+
+def _job_of(rows: list[Row]) -> Job:
+    """The job that ``rows`` of one framework are of, with everything named that it found by itself."""
+    row = max(rows, key=lambda row: row.device_count or 1)  # with many devices one alone is measured first
+    devices, nodes = row.device_count or 1, row.nodes or 1
+    each = devices if row.scaling == WEAK else 1  # batch sizes are given per device
+    batch_sizes = {(other.batch_size or 0) // each for other in rows if other.device_count == row.device_count}
+    products = dict.fromkeys(other.product for other in rows if other.product)
+    return Job(
+        framework=PAIRED,
+        benchmark=str(row.benchmark),
+        use_case=row.use_case or 0,
+        preset=str(row.preset),
+        precision=str(row.precision),
+        device=row.device_kind,
+        target=str(row.target),
+        nodes=nodes,
+        devices_per_node=devices // nodes,
+        weights=row.weights if str(row.weights).endswith(SAFETENSORS) else None,
+        batch_sizes=tuple(sorted(batch_sizes)),
+        products=tuple(products),
+        microbatch=row.microbatch,
+        scaling=row.scaling or WEAK,
+        mode=str(row.mode),
+        size=row.size,
+    )

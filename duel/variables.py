@@ -1,0 +1,121 @@
+"""Environment variables that a framework, its compiler or its math library obeys: part of what is measured.
+
+Nobody's shell decides a comparison: a script unsets these variables before the target's set-up lines run, and lists
+in ``GIVEN`` what those lines have exported by its end. ``run.py`` takes out what that list lacks; called by hand it
+has no list and takes out all of them. What reaches the measured process is in its row.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, MutableMapping
+from fnmatch import fnmatchcase
+
+GIVEN = "DUEL_VARIABLES"  # names that the target's set-up lines, or its launcher, export
+OWN = "DUEL_OWN_VARIABLES"  # names that Duel sets for the measured process
+
+# Patterns that bash's 'case' and fnmatch read alike; a script's loop over them is rendered from this table.
+OBEYED = {
+    # docs.jax.dev/en/latest/config_options.html; flax.configurations
+    "JAX": ("JAX_*", "JAXLIB_*", "FLAX_*", "MOSAIC_*"),
+    # openxla.org/xla/flags_guidance; TF_* are of the TSL library below XLA, LIBTPU_* and TPU_* of its TPU plugin
+    "XLA": ("XLA_*", "TF_*", "TSL_*", "TENSORFLOW_*", "PJRT_*", "LIBTPU_*", "TPU_*", "XRT_*"),
+    # docs.pytorch.org/docs/stable/torch_environment_variables.html; torch/_inductor/config.py has its compiler's.
+    "PyTorch": (
+        *("TORCH*", "PYTORCH_*", "ATEN_*", "C10_*", "FBGEMM_*", "KINETO_*", "OPACUS_*", "LRU_CACHE_CAPACITY"),
+        *("INDUCTOR_*", "AOT_*", "AOTI_*", "AOTINDUCTOR_*", "HALIDE_*", "HELION_*", "QUACK_*", "CUTLASS_*"),
+        *("CUTEDSL_*", "ENABLE_*TMA*", "ENABLE_TEMPLATE_*", "TENSORIFY_*", "PARTITIONER_*", "UNSAFE_SKIP_*"),
+    ),
+    # triton/knobs.py; CC and CXX build what Triton and Inductor write in C and C++
+    "Triton": ("TRITON_*", "AMDGCN_*", "NVPTX_*", "PTXAS_*", "DISABLE_*_OPT", "LLVM_*", "MLIR_*", "USE_IR_LOC"),
+    "compilers": ("CC", "CXX", "CUDACXX"),
+    # docs.nvidia.com/cuda/cuda-programming-guide, environment variables; cuBLAS, cuDNN
+    "CUDA": ("CUDA_*", "CUBLAS*", "CUDNN_*", "CUTENSOR*", "NVIDIA_TF32_OVERRIDE"),
+    "ROCm": ("HIP_*", "HIPBLAS*", "HSA_*", "ROCM_*", "ROCBLAS_*", "MIOPEN_*", "AMD_*"),
+    "Metal": ("MTL_*", "METAL_*"),
+    # docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; gloo; and what both talk through
+    "collectives": ("NCCL_*", "RCCL_*", "GLOO_*", "NVSHMEM_*", "UCX_*", "UCC_*", "FI_*", "OFI_NCCL_*"),
+    # oneDNN and MKL developer guides; the numbers of threads are in THREADS
+    "math": ("MKL_*", "DNNL_*", "ONEDNN_*", "OPENBLAS_*", "BLIS_*", "NVPL_*", "ARMPL_*", "VECLIB_*"),
+    "threads": ("OMP_*", "GOMP_*", "KMP_*", "NPROC"),
+    # man 3 mallopt, man 8 ld.so; jemalloc and tcmalloc are put in place of malloc by LD_PRELOAD
+    "memory": ("MALLOC_*", "JEMALLOC_*", "TCMALLOC_*", "MIMALLOC_*", "GLIBC_TUNABLES"),
+    "loader": ("LD_PRELOAD", "LD_AUDIT", "LD_BIND_NOW", "DYLD_INSERT_LIBRARIES"),
+    # docs.python.org/3/using/cmdline.html: those that change how fast it runs
+    "Python": (
+        *("PYTHONDEVMODE", "PYTHONMALLOC*", "PYTHONTRACEMALLOC", "PYTHONOPTIMIZE", "PYTHONPERFSUPPORT"),
+        *("PYTHON_JIT", "PYTHON_GIL", "PYTHON_PERF_JIT_SUPPORT"),
+    ),
+}
+# Not of this kind: they say which devices, or which part of one, a job has been given, and with whom it computes.
+# Slurm, a container's runtime or a TPU host's platform sets them, and without them a job would take what is not its.
+ALLOCATED = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_*", "NVIDIA_VISIBLE_DEVICES"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("TPU_ACCELERATOR_TYPE", "TPU_CHIPS_PER_*", "TPU_HOST_BOUNDS", "TPU_HOSTNAME_OVERRIDE", "TPU_NAME"),
+    *("TPU_PROCESS_*", "TPU_RUNTIME_METRICS_PORTS", "TPU_SKIP_MDS_QUERY", "TPU_TOPOLOGY*", "TPU_TYPE"),
+    *("TPU_VISIBLE_*", "TPU_WORKER_*"),
+)
+FOREIGN = ("TF_CLI_*", "TF_VAR_*", "TF_LOG*")  # Terraform's
+LEFT = (*ALLOCATED, *FOREIGN)
+# Each is obeyed by one framework alone, so none of them reaches what is timed, whoever sets it: both sides follow the
+# CPUs that the process may use, and the switch 'threads' sets those for both.
+THREADS = (
+    *OBEYED["threads"],
+    *("MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"),
+    *("VECLIB_MAXIMUM_THREADS", "PJRT_NPROC"),
+)
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+HIDDEN = "(not recorded)"
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_secret(name: str) -> bool:
+    return any(word in name for word in SECRETS)
+
+
+def obeyed(names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that change what is computed, or how fast, in their order."""
+    return [
+        name
+        for name in names
+        if not matches(name, LEFT) and any(matches(name, patterns) for patterns in OBEYED.values())
+    ]
+
+
+def take_out(environment: MutableMapping[str, str]) -> list[str]:
+    """Remove from ``environment`` what changes a measurement and was not given by the target; the names removed."""
+    given = environment.get(GIVEN, "").split()
+    removed = [name for name in obeyed(sorted(environment)) if name not in given]
+    for name in removed:
+        del environment[name]
+    return removed
+
+
+def record(environment: Mapping[str, str]) -> str:
+    """The column ``variables`` of a process with this ``environment``, as JSON, without what Duel sets.
+
+    Name to value, under "target" for what the target gave and under "unnamed" for the rest: what a sitecustomize or a
+    wrapper of the interpreter has set. Values of names that look like a secret's are not in it.
+    """
+    given, own = environment.get(GIVEN, "").split(), environment.get(OWN, "").split()
+    found: dict[str, dict[str, str]] = {}
+    for name in obeyed(sorted(environment)):
+        if name not in own:
+            value = HIDDEN if is_secret(name) else environment[name]
+            found.setdefault("target" if name in given else "unnamed", {})[name] = value
+    return json.dumps(found)
+
+
+def recorded(text: str | None) -> dict[str, str]:
+    """Name to value of what a row's column ``variables`` has, whoever set it."""
+    found: dict[str, str] = {}
+    for values in json.loads(text or "{}").values():
+        found |= values
+    return found
+
+
+def unnamed(text: str | None) -> list[str]:
+    """Names in a row's column ``variables`` that neither the target nor Duel has set."""
+    return list(json.loads(text or "{}").get("unnamed", {}))

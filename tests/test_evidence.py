@@ -1,0 +1,206 @@
+"""What a row records of its own program, and the checks of its clock, on work that is a few lines of Python."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from duel.errors import Disproved
+from duel.evidence import GRAIN, ROUNDING, Evidence, disagreements, finer, sha256
+from duel.measure import clock
+from duel.measure.evidence import Recorder, evaluated, produced, project, trained
+
+SHAPES = {"fc.weight": (4, 8), "fc.bias": (4,)}
+
+
+def test_projections_tell_how_far_two_tensors_are_apart() -> None:
+    generator = np.random.default_rng(0)
+    one, noise = generator.standard_normal((2, 300, 40))
+    for size in (1e-6, 1e-2, 1.0):
+        apart = project("fc.weight", one + size * noise) - project("fc.weight", one)
+        assert np.linalg.norm(apart[1:]) == pytest.approx(size * np.linalg.norm(noise), rel=0.8)
+    assert project("fc.weight", one)[0] == pytest.approx(np.linalg.norm(one))
+    assert not np.array_equal(project("fc.weight", one), project("other", one))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_named(bad: float) -> None:
+    with pytest.raises(Disproved, match="NaN or infinite numbers: change/fc\\.bias"):
+        project("change/fc.bias", np.array([1.0, bad]))
+
+
+class Linear:
+    """A linear layer on two batches. ``rounds`` is what its arithmetic does to each result."""
+
+    def __init__(self, rounds: Any = lambda array: array) -> None:
+        self.rounds, self.weights = rounds, {}
+        self.batches = np.random.default_rng(1).standard_normal((8, 5, 8))
+
+    def load(self, arrays: dict[str, np.ndarray]) -> None:
+        self.weights = dict(arrays)
+
+    def step(self, index: int) -> np.ndarray:
+        weight, bias = (self.rounds(self.weights[name].astype(np.float64)) for name in SHAPES)
+        return self.rounds(self.batches[index % 8] @ weight.T + bias)
+
+    def named(self, handle: np.ndarray, every: int = 1) -> dict[str, np.ndarray]:
+        return {"logits": handle[::every]}
+
+
+def recorded(work: Linear, policy: str = "fp32") -> Evidence:
+    recorder = Recorder(work, produced, SHAPES, 8, 1, policy, 0)
+    recorder.before()
+    recorder.after(13)
+    return recorder.evidence
+
+
+def half(array: np.ndarray) -> np.ndarray:
+    """Rounded to the seven bits of a bfloat16's mantissa."""
+    mantissa, exponent = np.frexp(array)
+    return np.ldexp(np.round(mantissa * 2**8) / 2**8, exponent)
+
+
+def test_the_same_program_agrees_and_one_of_fewer_digits_does_not() -> None:
+    exact, single, rounded = recorded(Linear()), recorded(Linear(np.float32)), recorded(Linear(half))
+    assert disagreements([exact], [single]) == []
+    assert any("result 0/logits before the clock" in text for text in disagreements([exact], [rounded]))
+
+
+def test_in_half_precision_more_digits_are_noticed() -> None:
+    assert ROUNDING["bf16"] > 100 * GRAIN
+    assert finer(recorded(Linear(half), "bf16")) == ""
+    assert finer(recorded(Linear(np.float32), "bf16")).startswith("computed in more than bf16")
+    assert finer(recorded(Linear(np.float32), "fp32")) == ""
+
+
+def test_a_stored_result_and_a_wrong_batch_are_noticed() -> None:
+    class Stored(Linear):
+        def step(self, index: int) -> np.ndarray:
+            if not hasattr(self, "kept"):
+                self.kept = super().step(index)
+            return self.kept
+
+    class First(Linear):
+        def step(self, index: int) -> np.ndarray:
+            return super().step(index if index < 10 else 0)
+
+    right = [recorded(Linear())]
+    assert any("result 1/logits before" in text for text in disagreements(right, [recorded(Stored())]))
+    found = disagreements(right, [recorded(First())])
+    assert found
+    assert all("after the clock" in text for text in found)
+
+
+def test_evaluation_must_give_the_same_again() -> None:
+    generator = np.random.default_rng()
+    weights = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+    dropping = Linear(lambda array: array * generator.integers(0, 2, array.shape))
+    with pytest.raises(Disproved, match="not deterministic in evaluation: result 0/logits"):
+        evaluated(dropping, weights, (0, 7), 1)
+    evaluated(Linear(), weights, (0, 7), 1)
+
+
+def test_a_file_gives_back_what_was_recorded_and_nothing_of_what_was_changed() -> None:
+    evidence = recorded(Linear())
+    evidence.curve = [2.5, 2.4]
+    data = evidence.to_bytes()
+    again = Evidence.from_bytes(data)
+    assert disagreements([evidence], [again]) == []
+    assert (again.policy, again.curve, again.shapes) == ("fp32", [2.5, 2.4], evidence.shapes)
+    assert sha256([data]) != sha256([data[:-1] + b"x"])
+    for damaged in (b"", b"PK", data[: len(data) // 2]):
+        with pytest.raises(ValueError, match="not an evidence file"):
+            Evidence.from_bytes(damaged)
+
+
+class Queue:
+    """A device that takes ``seconds`` for a step, in a time of its own; ``waits``: whether ``synchronize`` does."""
+
+    def __init__(self, seconds: float = 0.002, waits: bool = True) -> None:
+        self.seconds, self.waits, self.done, self.now = seconds, waits, 0.0, 0.0
+
+    def step(self, index: int) -> float:
+        self.done = max(self.done, self.now) + self.seconds
+        return self.done
+
+    def read(self, handle: float) -> None:
+        self.now = max(self.now, handle)
+
+    def synchronize(self, handle: float) -> None:
+        if self.waits:
+            self.read(handle)
+
+    def agree(self, value: float) -> float:
+        return value
+
+    def samples(self) -> int:
+        return 8
+
+
+def test_a_clock_that_stops_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waited(work: Queue) -> tuple[float, int]:
+        monkeypatch.setattr(clock.time, "perf_counter", lambda: work.now)
+        monkeypatch.setattr(clock.time, "sleep", lambda seconds: work.read(work.now + seconds))
+        return clock.waited(work, 100)
+
+    assert waited(Queue()) == (pytest.approx(0.002), 100 + clock.WAITED + 3 * 26)
+    with pytest.raises(Disproved, match="s of work were left to do"):
+        waited(Queue(waits=False))
+
+
+def test_samples_and_rates_that_cannot_be_are_refused() -> None:
+    clock.samples(Queue(), 8)
+    with pytest.raises(Disproved, match="a step takes 8 samples, the batch size is 16"):
+        clock.samples(Queue(), 16)
+    clock.possible(10**9, 0.01, 5e10)
+    with pytest.raises(Disproved, match="20 times what this device was measured to do"):
+        clock.possible(10**9, 0.001, 5e10)
+
+
+class Optimizer:
+    """Parameters that move with each step; a count if it is AdamW's."""
+
+    def __init__(self, counts: bool, still: str = "") -> None:
+        self.counts, self.still, self.steps = counts, still, 0
+
+    def load(self, arrays: dict[str, np.ndarray]) -> None:
+        self.steps = 0
+
+    def step(self, index: int) -> float:
+        self.steps += 1
+        return 1.0
+
+    def loss(self, handle: float) -> float:
+        return handle
+
+    def export(self) -> dict[str, np.ndarray]:
+        return {name: np.full(shape, 0.0 if name == self.still else self.steps) for name, shape in SHAPES.items()}
+
+    def moments(self) -> dict[str, np.ndarray]:
+        return {name: np.ones(shape) for name, shape in SHAPES.items()}
+
+    def count(self) -> int | None:
+        return self.steps if self.counts else None
+
+
+def test_steps_that_were_not_taken_are_noticed() -> None:
+    for counts in (True, False):
+        work = Optimizer(counts)
+        before, then = work.count(), clock.positions(work)
+        for index in range(5):
+            work.step(index)
+        clock.counted(work, 5, before, then)
+    with pytest.raises(Disproved, match="left where they were: fc\\.bias"):
+        clock.counted(Optimizer(False, still="fc.bias"), 5, None, then | {"fc.weight": then["fc.weight"] + 1})
+    adamw = Optimizer(True)
+    adamw.steps = 4
+    with pytest.raises(Disproved, match="the optimizer counts 4 steps, 5 were timed"):
+        clock.counted(adamw, 5, 0, then)
+
+
+def test_of_training_losses_moments_and_changes_are_recorded() -> None:
+    known = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    found, floors = trained(Optimizer(True), known, (0, 7), 1)
+    assert list(found) == ["losses", "moments/fc.weight", "moments/fc.bias", "change/fc.weight", "change/fc.bias"]
+    assert np.array_equal(found["change/fc.bias"], np.full(4, 2.0))
+    assert set(floors) == {"change/fc.weight", "change/fc.bias"}

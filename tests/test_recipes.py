@@ -1,0 +1,84 @@
+"""Learning rates follow the batch size, and what is trained trains: the opening steps lower the loss."""
+
+import dataclasses
+import json
+import math
+import subprocess
+
+import pytest
+from conftest import ROOT, clean_environment, interpreter
+
+from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, SGD, AdamW
+from duel.measure.batches import POOL_BATCHES
+
+# The opening steps of every benchmark at size tiny, as a row takes them.
+OPEN = """
+import dataclasses, json, pathlib, sys
+sys.path.insert(0, sys.argv[1])
+sys.path.append(".")
+import devices, network, training, weights
+from duel.catalogue import BENCHMARKS
+from duel.measure import batches, parameters, timing
+from duel.measure.device import Setting
+
+device, found = devices.select("cpu"), {}
+for name, benchmark in BENCHMARKS.items():
+    batch_size = benchmark.sizes["tiny"].batch_size["cpu"]
+    benchmark = dataclasses.replace(benchmark, optimizer=benchmark.optimizer.at(batch_size))
+    arrays = parameters.initialise(weights.shapes(network.build(benchmark, "tiny")), 0)
+    pool = batches.pool(benchmark, "tiny", batch_size, 0, pathlib.Path("data"))
+    work = training.Training(Setting(benchmark, "tiny", "fp32", device), pool, arrays)
+    work.compile()
+    found[name] = timing.opening_steps(work, benchmark.curve_steps, lambda step, loss: None)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_opening_steps_of_every_benchmark_lower_the_loss(framework: str) -> None:
+    command = [interpreter(framework), "-c", OPEN, framework]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    assert set(found) == set(BENCHMARKS)
+    assert [name for name, losses in found.items() if not losses[-1] < losses[0]] == []
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_first_and_the_last_opening_step_take_the_same_batch(name: str) -> None:
+    """Of synthetic data. With real data many more steps are taken, and any batch will show that they lower the loss."""
+    benchmark = BENCHMARKS[name]
+    if benchmark.dataset == "synthetic":
+        assert benchmark.curve_steps == POOL_BATCHES + 1
+    else:
+        assert benchmark.curve_steps > 10 * POOL_BATCHES
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_recipe_names_its_source_and_gives_a_rate_at_each_batch_size(name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    assert benchmark.optimizer.source
+    for size in benchmark.sizes.values():
+        for kind in DEVICE_KINDS:
+            samples = size.batch_size[kind]
+            recipe = benchmark.optimizer.at(samples)
+            assert 0 < recipe.learning_rate < 1
+            assert recipe.at(samples) == recipe
+            # Nothing but the rate follows the batch size.
+            rate = {"learning_rate": recipe.learning_rate, "batch_size": recipe.batch_size}
+            assert recipe == dataclasses.replace(benchmark.optimizer, **rate)
+
+
+def test_sgd_scales_linearly_and_adamw_by_the_square_root() -> None:
+    sgd, adamw = SGD(0.1, batch_size=256), AdamW(0.001, batch_size=256)
+    for factor in (1 / 128, 0.5, 1, 4):
+        samples = round(256 * factor)
+        assert sgd.at(samples).learning_rate == pytest.approx(0.1 * factor)
+        assert adamw.at(samples).learning_rate == pytest.approx(0.001 * math.sqrt(factor))
+        # By way of another batch size it is the same rate.
+        assert sgd.at(32).at(samples).learning_rate == pytest.approx(sgd.at(samples).learning_rate)
+        assert adamw.at(32).at(samples).learning_rate == pytest.approx(adamw.at(samples).learning_rate)
+
+
+@pytest.mark.parametrize("recipe", [SGD(0.1), AdamW(0.01)], ids=str)
+def test_a_recipe_without_a_batch_size_is_the_same_at_any(recipe: SGD | AdamW) -> None:
+    assert recipe.at(1) == recipe.at(4096) == recipe
