@@ -23,10 +23,6 @@ ALIKE = (
     *("preset", "dataset", "parameters", "weights_sha256", "data_sha256", "code_sha256", "git_sha"),
     *("learning_rate", "loss_steps"),
 )
-# The largest difference of the first opening losses, relative to them, and of how many. Later steps magnify rounding:
-# of all of them it is the mean of their differences, relative to the mean loss.
-OPENING, OPENING_STEPS = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}, 10
-WHOLE_CURVE = {"fp32": 2e-2, "tf32": 5e-2, "bf16": 1e-1, "fp16": 5e-2}
 ACCURACY = {"fp32": 0.02, "tf32": 0.03, "bf16": 0.05, "fp16": 0.03}  # of the held-out samples
 CLOCKS = 0.15  # relative difference of the clocks' medians
 FOREIGN_LOAD = 0.05  # mean share of the CPUs' time
@@ -109,7 +105,7 @@ def _apart(one: Row, other: Row) -> list[str]:
 
 def _disproved(evidence_of: EvidenceOf, one: Row, other: Row) -> list[str]:
     """In what both rows, by their evidence, have not computed the same."""
-    from duel.evidence import disagreements, finer
+    from duel.evidence import curves_apart, disagreements, finer
 
     found: list[str] = []
     sides: list[list[Evidence]] = []
@@ -126,19 +122,7 @@ def _disproved(evidence_of: EvidenceOf, one: Row, other: Row) -> list[str]:
     if len(sides) < 2:
         return found
     found += [f"evidence ({text})" for text in disagreements(*sides)]
-    return found + _curves_apart(str(one.precision), *(side[0].curve for side in sides))
-
-
-def _curves_apart(policy: str, one: list[float], other: list[float]) -> list[str]:
-    """What is too far apart of the opening losses."""
-    differences = [abs(a - b) for a, b in zip(one, other, strict=False)]
-    for step, (a, b, difference) in enumerate(zip(one, other, differences, strict=False), 1):
-        if step <= OPENING_STEPS and not difference <= OPENING[policy] * max(abs(a), abs(b)):
-            return [f"opening losses (step {step}: {a:.6g} | {b:.6g})"]
-    if one and not sum(differences) <= WHOLE_CURVE[policy] * sum(map(abs, one)):
-        share = sum(differences) / sum(map(abs, one))
-        return [f"opening losses (on average apart by {share:.0%}, the last {one[-1]:.4g} | {other[-1]:.4g})"]
-    return []
+    return found + curves_apart(*(side[0] for side in sides))
 
 
 def _variables_apart(one: Row, other: Row) -> list[str]:

@@ -5,7 +5,8 @@ random projections, whose distance between two sides estimates ‖difference‖.
 results/runs/<run>/evidence/<row>-<rank>.npz; the row has their hash.
 
 Passes: "before" the clock and "after" it, with other weights and other batches; for each "moved" trials, from weights
-that are moved by a little more than a rounding; in half precision "grain", from weights moved by far less than one.
+that are moved by a little more than a rounding; in half precision "grain 1" and "grain 2", from weights that are moved
+by far less than one, and by twice as much in the same direction.
 
 =================  ====================================================================================================
 quantity           what
@@ -48,10 +49,13 @@ TIMES: Mapping[str, float] = {"fp32": 2.0, "float64": 2.0, "bf16": 3.5, "fp16": 
 LEAST = 1e-2
 # A kind whose bound, relative to all of it, is beyond this is not proved: a part that stands still is off by 1.
 BLIND = 0.9
-# A program whose movement is proportional to that of its weights, from "grain" to "moved", within this factor, does not
-# round to half precision.
-PROPORTIONAL = 3.0
+# ‖"grain 2" - 2 "grain 1"‖ relative to the former: where it is less, a result follows weights that are moved by less
+# than its precision can show. That counts if most tensors do, since a kink makes a jump in some.
+PROPORTIONAL = 0.2
+# The largest difference of an opening loss, relative to it, whatever rounding does; and of the whole curve, on average.
+OPENING: Mapping[str, float] = {"fp32": 1e-3, "float64": 1e-9, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
 TRIALS: Mapping[str, int] = {"fp32": 1, "float64": 1, "bf16": 2, "fp16": 2, "tf32": 2}
+SINGLE_STEPS = 10  # opening steps that are compared one by one; later ones magnify every rounding
 NAMED = 3  # deviations in a verdict
 
 Pass = dict[str, npt.NDArray[np.float64]]  # (1 + BUCKETS,): the norm, the projections
@@ -62,7 +66,8 @@ class Evidence:
     """What one rank recorded.
 
     ``floors`` are norms of what storing a parameter in float32 rounds off its change; ``curve`` holds the opening
-    losses; ``notes`` say what is incomplete, such as samples that were left out.
+    losses, ``moved_curve`` those from weights that are moved by a rounding; ``notes`` say what is incomplete, such as
+    samples that were left out.
     """
 
     policy: str
@@ -70,6 +75,7 @@ class Evidence:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     floors: dict[str, float] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
+    moved_curve: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
@@ -84,7 +90,7 @@ class Evidence:
             "names": list(self.shapes),
             "shapes": list(self.shapes.values()),
             "floors": self.floors,
-            "curve": self.curve,
+            "curves": [self.curve, self.moved_curve],
             "notes": self.notes,
         }
         arrays: dict[str, Any] = {
@@ -104,7 +110,8 @@ class Evidence:
             names = about["names"]
             passes = {name: dict(zip(names, array, strict=True)) for name, array in arrays.items()}
             shapes = {name: tuple(shape) for name, shape in zip(names, about["shapes"], strict=True)}
-            return cls(about["policy"], passes, shapes, about["floors"], about["curve"], about["notes"])
+            curve, moved_curve = about["curves"]
+            return cls(about["policy"], passes, shapes, about["floors"], curve, moved_curve, about["notes"])
         except Exception as error:  # whatever numpy, zipfile and json raise for bytes that somebody has changed
             raise ValueError(f"not an evidence file: {error}") from error
 
@@ -185,13 +192,35 @@ def _movement(side: Evidence, names: list[str], least: float = 0.0) -> float:
 
 def finer(side: Evidence) -> str:
     """What shows that a program of half precision does not round to it; empty where nothing does."""
-    if "before, grain" not in side.passes:
+    if "before, grain 2" not in side.passes:
         return ""
-    before, moved, grain = (side.passes[name] for name in ("before", "before, moved 1", "before, grain"))
-    names = [name for name in before if name.startswith(("moments", "result"))]
-    large = math.hypot(*(float(np.linalg.norm(moved[name][1:] - before[name][1:])) for name in names))
-    small = math.hypot(*(float(np.linalg.norm(grain[name][1:] - before[name][1:])) for name in names))
-    expected = large * GRAIN / ROUNDING[side.policy]
-    if expected and 1 / PROPORTIONAL < small / expected < PROPORTIONAL:
-        return f"computed in more than {side.policy}: its results follow the weights by {small / large:.0e} as by 1"
+    before, once, twice = (side.passes[name] for name in ("before", "before, grain 1", "before, grain 2"))
+    kinds: dict[str, list[bool]] = {}
+    for name in before:
+        kind = name.partition("/")[0]
+        if kind.startswith(("moments", "result")):
+            first, second = once[name][1:] - before[name][1:], twice[name][1:] - before[name][1:]
+            apart = float(np.linalg.norm(second - 2 * first))
+            kinds.setdefault(kind, []).append(apart < PROPORTIONAL * float(np.linalg.norm(second)))
+    for kind, follow in kinds.items():
+        if sum(follow) > len(follow) / 2:
+            return f"computed in more than {side.policy}: {kind} follows weights that are moved by {GRAIN:.0e}"
     return ""
+
+
+def curves_apart(one: Evidence, other: Evidence) -> list[str]:
+    """Where the opening losses differ by more than rounding explains: the first such step, or the whole."""
+    policy, steps = one.policy, range(min(len(one.curve), len(other.curve)))
+    differences = [abs(one.curve[step] - other.curve[step]) for step in steps]
+    sides = [side for side in (one, other) if side.moved_curve]
+    moves = [min((abs(side.curve[step] - side.moved_curve[step]) for side in sides), default=0.0) for step in steps]
+    for step in steps:
+        a, b = one.curve[step], other.curve[step]
+        bound = max(OPENING[policy] * max(abs(a), abs(b)), TIMES[policy] * moves[step])
+        if step < SINGLE_STEPS and not differences[step] <= bound:
+            return [f"opening losses (step {step + 1}: {a:.6g} | {b:.6g})"]
+    whole = sum(map(abs, one.curve))
+    if not sum(differences) <= max(OPENING[policy] * whole, TIMES[policy] * sum(moves)):
+        text = f"on average apart by {sum(differences) / whole:.1%}, rounding moves them by {sum(moves) / whole:.1%}"
+        return [f"opening losses ({text}, the last {one.curve[-1]:.4g} | {other.curve[-1]:.4g})"]
+    return []

@@ -1,12 +1,13 @@
 """What a row records of its own program, and the checks of its clock, on work that is a few lines of Python."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from duel.errors import Disproved
-from duel.evidence import GRAIN, ROUNDING, Evidence, disagreements, finer, sha256
+from duel.evidence import GRAIN, ROUNDING, Evidence, curves_apart, disagreements, finer, sha256
 from duel.measure import clock
 from duel.measure.evidence import Recorder, evaluated, produced, project, trained
 
@@ -71,6 +72,25 @@ def test_in_half_precision_more_digits_are_noticed() -> None:
     assert finer(recorded(Linear(half), "bf16")) == ""
     assert finer(recorded(Linear(np.float32), "bf16")).startswith("computed in more than bf16")
     assert finer(recorded(Linear(np.float32), "fp32")) == ""
+
+
+def curves(policy: str, moved: float, *apart: float) -> list[str]:
+    """What is found of two curves of a hundred losses that are ``apart``, where rounding moves both by ``moved``."""
+    one = [1.0] * 100
+    other = [1.0 + (apart[step] if step < len(apart) else apart[-1]) for step in range(100)]
+    sides = [Evidence(policy, curve=curve, moved_curve=[a + moved for a in curve]) for curve in (one, other)]
+    return curves_apart(*sides)
+
+
+def test_opening_losses_may_differ_by_what_rounding_does_to_them() -> None:
+    assert curves("fp32", 1e-6, 9e-4) == curves("fp32", 1e-2, 1.9e-2) == curves("bf16", 0.1, 0.3) == []
+    assert curves("fp32", 1e-6, 1e-5, 2e-3) == ["opening losses (step 2: 1 | 1.002)"]
+    assert curves("bf16", 1e-3, 0.1) == ["opening losses (step 1: 1 | 1.1)"]
+    late = curves("fp32", 1e-3, *[1e-4] * 10, 0.1)
+    assert late == [
+        "opening losses (on average apart by 9.0%, rounding moves them by 0.1%, the last 1 | 1.1)",
+    ]
+    assert curves("fp32", 1e-3, math.nan) == ["opening losses (step 1: 1 | nan)"]
 
 
 def test_a_stored_result_and_a_wrong_batch_are_noticed() -> None:

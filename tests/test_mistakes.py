@@ -1,16 +1,27 @@
-"""Each mistake that is planted on one side is found by the comparison, and named."""
+"""Each mistake that is planted on one side is found, and named.
 
+By the proof in float64 (``MISTAKES``), and by what each row proves of itself, run to the verdict (tests/mistakes.txt):
+there they are where the float64 proof does not look, in what is compiled, in the clock, after the tenth step.
+"""
+
+import itertools
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT, clean_environment, interpreter
+from test_paired import faults
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, USE_CASES, VALIDATE
+from duel.certificate import RATE
+from duel.modes import DEFAULT, TUNED
+from duel.record import Row
 from duel.report.parity import deviations
+from duel.results import Results
 
 Arrays = dict[str, np.ndarray]
 
@@ -157,10 +168,116 @@ def test_a_mistake_on_one_side_fails_and_is_named(tmp_path: Path, right: Callabl
         assert text.count(old) == 1, f"{old!r} is no longer in {file}, or more than once"
         path.write_text(text.replace(old, new))
     wrong = prove("jax", benchmark, root)
-    found = [
-        str(d)
-        for d in deviations(wrong, right(benchmark), BENCHMARKS[benchmark].optimizer.learning_rate)
-        if not d.accepted
-    ]
+    found = [str(d) for d in deviations(wrong, right(benchmark), RATE) if not d.accepted]
     assert found
     assert found[0].startswith(name), found[:5]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A block of tests/mistakes.txt."""
+
+    name: str
+    file: str
+    pair: str
+    named: str
+    lines: list[str]
+
+    def plant(self, root: Path) -> None:
+        path = root / self.file
+        text = f"\n{path.read_text()}"
+        for before, after in self._hunks():
+            assert text.count(before) == 1, f"not once in {self.file}: {before}"
+            text = text.replace(before, after)
+        path.write_text(text[1:])
+
+    def _hunks(self) -> Iterator[tuple[str, str]]:
+        """Whole lines that are there, and those that replace them."""
+        sides = {"-": "\n", "+": "\n"}
+        for line, following in itertools.pairwise([*self.lines, "-"]):
+            sides[line[0]] += f"{line[1:]}\n"
+            if line[0] == "+" and following[0] == "-":
+                yield sides["-"], sides["+"]
+                sides = {"-": "\n", "+": "\n"}
+
+
+def all_planted() -> list[Planted]:
+    _, *blocks = (ROOT / "tests" / "mistakes.txt").read_text().strip().split("\n\n")
+    return [Planted(*block.split("\n")[:4], block.split("\n")[4:]) for block in blocks]
+
+
+PLANTED = all_planted()
+QUICK = 12  # of them 'make test' runs
+QUICK_CONTROLS = (
+    "mnist 1",
+    "mnist 2 --devices 2 --spawn",
+    "mnist 3 --products clipped_sum --microbatch 8",
+    "mnist 5 --batch_sizes 8 --precision bf16",
+)
+
+
+def measured(root: Path, pair: str) -> list[Row]:
+    """The rows of a paired run, of the code at ``root``."""
+    benchmark, use_case, *options = pair.split()
+    size = [] if "--size" in options else ["--size", "tiny"]
+    command = [interpreter("jax"), "jax/run.py", "--benchmark", benchmark, "--use_case", use_case, "--preset", "smoke"]
+    command += ["--device", "cpu", "--paired", f"pytorch={interpreter('pytorch')}", *size, *options]
+    environment = clean_environment() | {"WANDB_MODE": "disabled"}
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    run_id = done.stdout.partition("run ")[2].partition(",")[0]
+    rows = [row for row in Results(root / "results").merge() if row.run_id == run_id]
+    assert rows, done.stdout + done.stderr
+    return rows
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(mistake, id=mistake.name, marks=[] if place < QUICK else [pytest.mark.full])
+        for place, mistake in enumerate(PLANTED)
+    ],
+)
+def test_a_mistake_in_what_is_timed_bars_the_pair_and_is_named(tmp_path: Path, mistake: Planted) -> None:
+    root = copy_of_code(tmp_path)
+    mistake.plant(root)
+    found = faults(measured(root, mistake.pair)[-1])  # of several devices, where one is measured first
+    assert any(mistake.named in one for one in found), found
+    print(mistake.name, found, sep="\n    ")  # 'make test-full' shows it
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pytest.param(pair, marks=[] if pair in QUICK_CONTROLS else [pytest.mark.full])
+        for pair in dict.fromkeys(mistake.pair for mistake in PLANTED)
+    ],
+)
+def test_without_a_mistake_nothing_bars_the_pair(tmp_path: Path, pair: str) -> None:
+    row = measured(copy_of_code(tmp_path), pair)[-1]
+    assert faults(row) == []
+    assert row.evidence_sha256
+    assert "before and after the clock" in str(row.proved)
+    assert row.proof_seconds
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", [DEFAULT, TUNED])
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_no_benchmark_is_barred_by_its_own_proof(tmp_path: Path, benchmark: str, mode: str, precision: str) -> None:
+    root, found = copy_of_code(tmp_path), {}
+    options = f"--mode {mode} --precision {precision}"
+    for use_case in USE_CASES:
+        several = "--devices 2 --spawn" if use_case in MANY else ""
+        for row in measured(root, f"{benchmark} {use_case} {several} {options}") if use_case != VALIDATE else ():
+            assert row.evidence_sha256 or faults(row), row
+            found[f"use case {use_case} {row.product or ''} on {row.device_count}"] = faults(row)
+    assert {what: why for what, why in found.items() if why} == {}
+    assert len(found) > 10  # of use cases, products, and devices
+    print(benchmark, options, list(found))
+
+
+def test_there_are_forty_mistakes_and_the_documentation_lists_them() -> None:
+    assert len(PLANTED) >= 40
+    listed = (ROOT / "docs" / "models.md").read_text()
+    assert [mistake.name for mistake in PLANTED if f"| {mistake.name} |" not in listed] == []

@@ -46,7 +46,7 @@ def project(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return np.array([math.sqrt(squares), *sums])
 
 
-def _moved(arrays: Arrays, by: float, seed: int) -> parameters.Arrays:
+def moved(arrays: Arrays, by: float, seed: int) -> parameters.Arrays:
     """``arrays``, each number moved up or down by ``by``, relative to itself."""
     generator = np.random.default_rng(seed)
     found = {}
@@ -143,7 +143,9 @@ class Recorder:
         """Before the clock: an early and a late batch of the pool."""
         known = self._known("before", (0, self._batches - 1))
         if ROUNDING.get(self.evidence.policy, 0.0) > 100 * GRAIN:
-            self._record("before, grain", _moved(known, GRAIN, self._seed), (0, self._batches - 1))
+            for times in (1, 2):
+                little = moved(known, times * GRAIN, self._seed)
+                self._record(f"before, grain {times}", little, (0, self._batches - 1))
 
     def after(self, index: int) -> None:
         """After the clock, ``index`` being that of the next step: two other batches, and other weights."""
@@ -156,7 +158,7 @@ class Recorder:
         self.evidence.floors |= self._record(when, known, indexes)
         policy = self.evidence.policy
         for trial in range(1, TRIALS.get(policy, 0) + 1):
-            self._record(f"{when}, moved {trial}", _moved(known, ROUNDING[policy], self._seed + trial), indexes)
+            self._record(f"{when}, moved {trial}", moved(known, ROUNDING[policy], self._seed + trial), indexes)
         return known
 
     def _record(self, name: str, arrays: Arrays, indexes: tuple[int, ...]) -> dict[str, float]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from duel import certificate, modes
 from duel.catalogue import PER_SAMPLE, TRAIN, USE_CASES
-from duel.measure import clock, evidence, parameters, parity, probes
+from duel.evidence import ROUNDING
+from duel.measure import clock, evidence, parameters, parity, probes, timing
 from duel.measure.device import uncounted_memory
 from duel.measure.measurement import Columns, Measurement
 from duel.measure.preparing import initial_weights
@@ -59,6 +60,17 @@ def prove_before(m: Measurement) -> Columns:
     with unmeasured(m):
         m.recorder.before()
         m.work.load(m.initial)
+    return {}
+
+
+def prove_opening(m: Measurement) -> Columns:
+    """How far rounding moves the opening losses; then the initial weights are there again."""
+    if m.setting.precision in ROUNDING:
+        with unmeasured(m):
+            m.work.load(evidence.moved(m.initial, ROUNDING[m.setting.precision], m.row.seed or 0))
+            losses = timing.opening_steps(m.training, m.benchmark.curve_steps, lambda step, loss: None)
+            m.recorder.evidence.moved_curve = losses
+            m.work.load(m.initial)
     return {}
 
 

@@ -43,8 +43,16 @@ _WARM: Stage = ("warming up", timed.warm_up)
 STAGES: dict[str, tuple[Stage, ...]] = {
     "": (*_DEVICE, ("", proving.prove)),
     "training": (
-        *(*_DEVICE, *_START, ("training the opening steps", timed.train), ("", proving.repeat), _WARM),
-        *(("measuring", timed.time_training), *_END, ("", timed.time_passes), *_REST),
+        *_DEVICE,
+        *_START,
+        ("", proving.prove_opening),
+        ("training the opening steps", timed.train),
+        ("", proving.repeat),
+        _WARM,
+        ("measuring", timed.time_training),
+        *_END,
+        ("", timed.time_passes),
+        *_REST,
     ),
     "per_sample_gradients": (
         *_DEVICE,
@@ -56,15 +64,14 @@ STAGES: dict[str, tuple[Stage, ...]] = {
         *_REST,
     ),
     "inference": (
-        *(
-            *_DEVICE,
-            *_START,
-            ("", proving.repeat),
-            _WARM,
-            ("measuring latency", timed.time_calls),
-            ("measuring", timed.time_blocks),
-        ),
-        *(*_END, *_REST),
+        *_DEVICE,
+        *_START,
+        ("", proving.repeat),
+        _WARM,
+        ("measuring latency", timed.time_calls),
+        ("measuring", timed.time_blocks),
+        *_END,
+        *_REST,
     ),
 }
 
