@@ -52,10 +52,10 @@ BLIND = 0.9
 # ‖"grain 2" - 2 "grain 1"‖ relative to the former: where it is less, a result follows weights that are moved by less
 # than its precision can show. That counts if most tensors do, since a kink makes a jump in some.
 PROPORTIONAL = 0.2
-# The largest difference of an opening loss, relative to it, whatever rounding does; and of the whole curve, on average.
+# The largest difference of opening losses on average, relative to them, whatever rounding does.
 OPENING: Mapping[str, float] = {"fp32": 1e-3, "float64": 1e-9, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
 TRIALS: Mapping[str, int] = {"fp32": 1, "float64": 1, "bf16": 2, "fp16": 2, "tf32": 2}
-SINGLE_STEPS = 10  # opening steps that are compared one by one; later ones magnify every rounding
+FEW_STEPS = 10  # opening steps that are compared on their own: later ones magnify every rounding
 NAMED = 3  # deviations in a verdict
 
 Pass = dict[str, npt.NDArray[np.float64]]  # (1 + BUCKETS,): the norm, the projections
@@ -209,18 +209,20 @@ def finer(side: Evidence) -> str:
 
 
 def curves_apart(one: Evidence, other: Evidence) -> list[str]:
-    """Where the opening losses differ by more than rounding explains: the first such step, or the whole."""
-    policy, steps = one.policy, range(min(len(one.curve), len(other.curve)))
-    differences = [abs(one.curve[step] - other.curve[step]) for step in steps]
-    sides = [side for side in (one, other) if side.moved_curve]
-    moves = [min((abs(side.curve[step] - side.moved_curve[step]) for side in sides), default=0.0) for step in steps]
-    for step in steps:
-        a, b = one.curve[step], other.curve[step]
-        bound = max(OPENING[policy] * max(abs(a), abs(b)), TIMES[policy] * moves[step])
-        if step < SINGLE_STEPS and not differences[step] <= bound:
-            return [f"opening losses (step {step + 1}: {a:.6g} | {b:.6g})"]
-    whole = sum(map(abs, one.curve))
-    if not sum(differences) <= max(OPENING[policy] * whole, TIMES[policy] * sum(moves)):
-        text = f"on average apart by {sum(differences) / whole:.1%}, rounding moves them by {sum(moves) / whole:.1%}"
-        return [f"opening losses ({text}, the last {one.curve[-1]:.4g} | {other.curve[-1]:.4g})"]
+    """Where the opening losses differ by more than rounding explains: the first, the first ten, or all on average."""
+    if len(one.curve) != len(other.curve):
+        return [f"opening losses ({len(one.curve)} | {len(other.curve)} of them)"]
+    policy = one.policy
+    for count in (1, FEW_STEPS, len(one.curve)):
+        ours, others = one.curve[:count], other.curve[:count]
+        whole, apart = sum(map(abs, ours)), _between(ours, others)
+        moved = min(_between(side.curve[:count], side.moved_curve) for side in (one, other))
+        if not apart <= max(OPENING[policy] * whole, TIMES[policy] * moved):
+            text = f"apart by {apart / whole:.1e} to step {len(ours)}, rounding moves them by {moved / whole:.0e}"
+            return [f"opening losses ({text}; {ours[-1]:.6g} | {others[-1]:.6g})"]
     return []
+
+
+def _between(one: Sequence[float], other: Sequence[float]) -> float:
+    """The sum of all differences of the steps that both have."""
+    return sum(abs(a - b) for a, b in zip(one, other, strict=False))

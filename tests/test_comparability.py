@@ -148,8 +148,14 @@ def off(name: str, by: float) -> dict[str, np.ndarray]:
         ),
         (evidence(after=off("losses", 1e-3)), "evidence (losses after the clock (apart by 1.0e-03, bound 1e-05))"),
         (evidence() * 2, "evidence (ranks (1 | 2))"),
-        (evidence(curve=[2.5, 2.6]), "opening losses (step 2: 2.4 | 2.6)"),
-        (evidence(curve=[math.nan, 2.4]), "opening losses (step 1: 2.5 | nan)"),
+        (
+            evidence(curve=[2.5, 2.6]),
+            "opening losses (apart by 4.1e-02 to step 2, rounding moves them by 0e+00; 2.4 | 2.6)",
+        ),
+        (
+            evidence(curve=[math.nan, 2.4]),
+            "opening losses (apart by nan to step 1, rounding moves them by 0e+00; 2.5 | nan)",
+        ),
         (evidence(after={}), "evidence (losses after the clock"),
     ],
 )

@@ -78,19 +78,20 @@ def curves(policy: str, moved: float, *apart: float) -> list[str]:
     """What is found of two curves of a hundred losses that are ``apart``, where rounding moves both by ``moved``."""
     one = [1.0] * 100
     other = [1.0 + (apart[step] if step < len(apart) else apart[-1]) for step in range(100)]
-    sides = [Evidence(policy, curve=curve, moved_curve=[a + moved for a in curve]) for curve in (one, other)]
-    return curves_apart(*sides)
+    return curves_apart(
+        *(Evidence(policy, curve=curve, moved_curve=[a + moved for a in curve]) for curve in (one, other))
+    )
 
 
 def test_opening_losses_may_differ_by_what_rounding_does_to_them() -> None:
     assert curves("fp32", 1e-6, 9e-4) == curves("fp32", 1e-2, 1.9e-2) == curves("bf16", 0.1, 0.3) == []
-    assert curves("fp32", 1e-6, 1e-5, 2e-3) == ["opening losses (step 2: 1 | 1.002)"]
-    assert curves("bf16", 1e-3, 0.1) == ["opening losses (step 1: 1 | 1.1)"]
-    late = curves("fp32", 1e-3, *[1e-4] * 10, 0.1)
-    assert late == [
-        "opening losses (on average apart by 9.0%, rounding moves them by 0.1%, the last 1 | 1.1)",
+    assert curves("fp32", 1e-6, 1e-2) == [
+        "opening losses (apart by 1.0e-02 to step 1, rounding moves them by 1e-06; 1 | 1.01)"
     ]
-    assert curves("fp32", 1e-3, math.nan) == ["opening losses (step 1: 1 | nan)"]
+    assert curves("fp32", 1e-6, 1e-5, 0.1)[0].startswith("opening losses (apart by 9.0e-02 to step 10,")
+    assert curves("bf16", 1e-2, *[1e-4] * 10, 0.1)[0].startswith("opening losses (apart by 9.0e-02 to step 100,")
+    assert curves("fp32", 1e-3, math.nan)[0].endswith("; 1 | nan)")
+    assert curves_apart(Evidence("fp32", curve=[1.0]), Evidence("fp32")) == ["opening losses (1 | 0 of them)"]
 
 
 def test_a_stored_result_and_a_wrong_batch_are_noticed() -> None:

@@ -154,7 +154,7 @@ class Recorder:
         self._known("after", (start + self._batches // 2, start + 1))
 
     def _known(self, when: str, indexes: tuple[int, ...]) -> parameters.Arrays:
-        known = parameters.initialise(self._shapes, self._seed + 1, randomise=True)
+        known = parameters.known(self._shapes, self._seed + 1)
         self.evidence.floors |= self._record(when, known, indexes)
         policy = self.evidence.policy
         for trial in range(1, TRIALS.get(policy, 0) + 1):
