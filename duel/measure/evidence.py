@@ -19,6 +19,7 @@ from duel.measure import parameters, twin
 MOST_ELEMENTS = 2**27  # of a result that are brought to the host and projected
 CHUNK = 2**22  # elements that are projected at once
 STORED = 2.0**-24  # the largest relative rounding of a float32
+STORES = 2  # roundings of a parameter in a step of AdamW: its decay, its update
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 # Of one kind of work: what it computes from the weights, on the batches of these indexes, by quantity; and floors.
@@ -72,7 +73,7 @@ def trained(
             continue
         size = np.abs(moments[name])
         found[f"change/{name}"] = difference * size
-        floors[f"change/{name}"] = len(indexes) * STORED * float(np.linalg.norm(arrays[name] * size))
+        floors[f"change/{name}"] = len(indexes) * STORES * STORED * float(np.linalg.norm(arrays[name] * size))
     return found, floors
 
 
