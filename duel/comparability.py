@@ -116,13 +116,14 @@ def _disproved(evidence_of: EvidenceOf, one: Row, other: Row) -> list[str]:
             sides.append(evidence_of(row))
         except (OSError, ValueError) as error:
             found.append(f"evidence ({row.framework}: {error})")
-            continue
-        if finer_than := finer(sides[-1][0]):
-            found.append(f"evidence ({row.framework}: {finer_than})")
     if len(sides) < 2:
         return found
+    first, second = (side[0] for side in sides)
+    for row, text in ((one, finer(first, second)), (other, finer(second, first))):
+        if text:
+            found.append(f"evidence ({row.framework}: {text})")
     found += [f"evidence ({text})" for text in disagreements(*sides)]
-    return found + curves_apart(*(side[0] for side in sides))
+    return found + curves_apart(first, second)
 
 
 def _variables_apart(one: Row, other: Row) -> list[str]:

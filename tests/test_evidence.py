@@ -69,9 +69,10 @@ def test_the_same_program_agrees_and_one_of_fewer_digits_does_not() -> None:
 
 def test_in_half_precision_more_digits_are_noticed() -> None:
     assert ROUNDING["bf16"] > 100 * GRAIN
-    assert finer(recorded(Linear(half), "bf16")) == ""
-    assert finer(recorded(Linear(np.float32), "bf16")).startswith("computed in more than bf16")
-    assert finer(recorded(Linear(np.float32), "fp32")) == ""
+    rounded, single = recorded(Linear(half), "bf16"), recorded(Linear(np.float32), "bf16")
+    assert finer(single, rounded).startswith("computed in more than bf16: result ")
+    assert finer(rounded, single) == finer(rounded, rounded) == finer(single, single) == ""
+    assert finer(recorded(Linear(np.float32)), recorded(Linear(half))) == ""
 
 
 def curves(policy: str, moved: float, *apart: float) -> list[str]:
