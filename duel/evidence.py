@@ -220,11 +220,14 @@ def _follows(side: Evidence) -> dict[str, float]:
 
 
 def curves_apart(one: Evidence, other: Evidence) -> list[str]:
-    """Where the opening losses differ by more than rounding explains: the first, the first ten, or all on average."""
+    """Where the opening losses differ by more than rounding explains: the first, the first ten, or all on average.
+
+    Where nobody knows how far rounding moves them, the first alone is compared.
+    """
     if len(one.curve) != len(other.curve):
         return [f"opening losses ({len(one.curve)} | {len(other.curve)} of them)"]
     policy = one.policy
-    for count in (1, FEW_STEPS, len(one.curve)):
+    for count in (1, FEW_STEPS, len(one.curve)) if one.moved_curve and other.moved_curve else (1,):
         ours, others = one.curve[:count], other.curve[:count]
         whole, apart = sum(map(abs, ours)), _between(ours, others)
         moved = min(_between(side.curve[:count], side.moved_curve) for side in (one, other))

@@ -106,7 +106,9 @@ class Row:
         "what of this row its own process has proved or recorded for the comparison, and what it could not"
     )
     evidence_sha256: str | None = column("of what its program computed from known weights, before and after the clock")
-    waited_seconds: float | None = column("fastest of ten steps, the result of each waited for on the host", "s")
+    waited_seconds: float | None = column(
+        "fastest of three to ten steps, the result of each waited for on the host", "s"
+    )
     proof_seconds: float | None = column("time that the proof of this row took, outside what is timed", "s")
     parity: str | None = column("whether a float64 certificate holds for this code; if not, why")
     comparable: str | None = column(

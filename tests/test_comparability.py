@@ -58,7 +58,8 @@ def evidence(curve: list[float] | None = None, **passes: Any) -> list[Evidence]:
     moved = {name: array * (1 + 1e-6) for name, array in whole.items()}
     found = {"before": whole, "before, moved 1": moved, "after": whole, "after, moved 1": moved}
     shapes = {"losses": (2,), "moments/fc.weight": (3, 4)}
-    return [Evidence("fp32", found | passes, shapes, curve=curve or [2.5, 2.4])]
+    curve = curve or [2.5, 2.4]
+    return [Evidence("fp32", found | passes, shapes, curve=curve, moved_curve=curve)]
 
 
 def alike(row: Row) -> list[Evidence]:

@@ -15,10 +15,12 @@ from duel.errors import Disproved
 from duel.measure import timing, twin
 from duel.measure.evidence import project
 
-WAITED = 10  # steps, each waited for, that the time of one is the fastest of: others on the machine only add to it
+# Steps, each waited for, that the time of one is the fastest of: others on the machine only add to it. Of long steps
+# fewer, as many as fit into some seconds.
+WAITED, FEWEST_WAITED, WAITED_SECONDS = 10, 3, 2.0
 BLOCK_SECONDS, MOST_STEPS = 0.05, 200  # the block whose end is looked at
 UNFINISHED, SHORTEST = 0.1, 2e-3  # share of a block, and seconds, that may be left to do when the clock has stopped
-TRIES = 3  # of which the best counts: others on the machine only add to what seems to be left
+TRIES = 3  # of which one must do: others on the machine only add to what seems to be left
 # FLOP in excess of the measured ceiling: Winograd's algorithm needs up to so many fewer multiplications than the table
 # counts (Lavin and Gray 2015, arXiv:1509.09308, F(4x4, 3x3)).
 FEWER_PRODUCTS = 4.0
@@ -29,24 +31,23 @@ def waited(work: twin.Work, first_step: int) -> tuple[float, int]:
 
     All ranks call it together. Raises Disproved where steps go on after ``synchronize``.
     """
-    index, seconds = first_step, []
-    for _ in range(WAITED):
+    index = first_step
+    seconds: list[float] = []
+    while len(seconds) < WAITED and (len(seconds) < FEWEST_WAITED or work.agree(sum(seconds)) < WAITED_SECONDS):
         start = time.perf_counter()
         work.read(work.step(index))
         seconds.append(time.perf_counter() - start)
         index += 1
     each = min(seconds)
     steps = int(work.agree(max(1, min(MOST_STEPS, math.ceil(BLOCK_SECONDS / each)))))
-    tries = []
     for _ in range(TRIES):
-        tries.append(_left(work, index, steps, each))
+        left, block = _left(work, index, steps, each)
         index += steps + 1
-    left, block = min(tries)
-    if left > max(UNFINISHED * (block + left), SHORTEST):
-        raise Disproved(
-            f"the clock: {left:.2g} s of work were left to do when {steps} steps were said to have taken {block:.2g} s"
-        )
-    return each, index
+        if work.agree(float(left <= max(UNFINISHED * (block + left), SHORTEST))):
+            return each, index
+    raise Disproved(
+        f"the clock: {left:.2g} s of work were left to do when {steps} steps were said to have taken {block:.2g} s"
+    )
 
 
 def _left(work: twin.Work, index: int, steps: int, step_seconds: float) -> tuple[float, float]:

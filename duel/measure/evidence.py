@@ -5,6 +5,7 @@
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -137,6 +138,7 @@ class Recorder:
         self._work, self._run, self._shapes, self._batches, self._seed = work, run, shapes, batches, seed
         self._every = math.ceil(elements / MOST_ELEMENTS)
         self.evidence = Evidence(policy)
+        self.step_seconds = math.inf  # of the fastest pass so far, with all that is recorded of a step
         if self._every > 1:
             self.evidence.notes.append(f"every {self._every}th sample")
 
@@ -163,7 +165,9 @@ class Recorder:
         return known
 
     def _record(self, name: str, arrays: Arrays, indexes: tuple[int, ...]) -> dict[str, float]:
+        start = time.perf_counter()
         found, floors = self._run(self._work, arrays, indexes, self._every)
+        self.step_seconds = min(self.step_seconds, (time.perf_counter() - start) / len(indexes))
         self.evidence.passes[name] = {what: project(what, array) for what, array in found.items()}
         self.evidence.shapes |= {what: array.shape for what, array in found.items()}
         return floors
