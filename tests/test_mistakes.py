@@ -6,6 +6,7 @@ there they are where the float64 proof does not look, in what is compiled, in th
 
 import itertools
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import pytest
 from conftest import ROOT, clean_environment, interpreter
 from test_paired import faults
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PER_SAMPLE, TRAIN
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, MANY, PER_SAMPLE, TRAIN
 from duel.certificate import RATE
 from duel.evidence import Evidence, curves_apart, disagreements, finer
 from duel.modes import DEFAULT, TUNED
@@ -261,32 +262,79 @@ def test_without_a_mistake_nothing_bars_the_pair(tmp_path: Path, pair: str) -> N
     assert row.proof_seconds
 
 
-# Rows of one device through all their stages but those that time, in one process: nothing else of them is asked for.
+# Rows through all their stages but those that time, one process for each rank; nothing else of them is asked for.
 PROVE = """
-import pathlib, sys
-framework, benchmark, mode, precision, folder = sys.argv[1:]
+import os, pathlib, sys
+framework, benchmark, mode, precision, folder, plan, rank, ranks, meet = sys.argv[1:]
 sys.path[:0] = [framework, "."]
-from duel.catalogue import INFERENCE, PER_SAMPLE, TRAIN
+import devices
+from duel.catalogue import INFERENCE
 from duel.job import Job
 from duel.measure import preparing, proving, row, timed
-from duel.measure.device import ALONE
+from duel.measure.device import World
 from duel.measure.measurement import Measurement
 from duel.results import Results, this_process
 
 timing = (timed.warm_up, timed.time_calls, timed.time_blocks, timed.time_training, timed.memory, timed.time_passes)
-left_out = (*timing, timed.utilise, timed.start_again)
-for use_case in (TRAIN, INFERENCE, PER_SAMPLE):  # which switches kernels of attention off for the whole process
+left_out = (*timing, timed.all_reduce, timed.utilise, timed.start_again)
+world = World(int(rank), int(ranks), int(rank), meet)
+for use_case in map(int, plan.split(",")):
     sizes = {"batch_sizes": (8,)} if use_case == INFERENCE else {}
-    job = Job(framework, benchmark, use_case, "smoke", precision, "cpu", "here", mode=mode, **sizes)
-    run = Results(pathlib.Path(folder)).run(f"{framework}_{use_case}")
+    many = {"devices_per_node": world.size, "products": ("clipped_sum",)} if world.size > 1 else {}
+    job = Job(framework, benchmark, use_case, "smoke", precision, "cpu", "here", mode=mode, **sizes, **many)
+    run = Results(pathlib.Path(folder)).run(f"{framework}_{use_case}_{rank}")
     run.create(job.rows(), owner=this_process(), target="here")
-    for planned in run.rows():
-        m = Measurement(run, planned, pathlib.Path("data"), "cpu", lambda event, **fields: None, ALONE)
+    for planned in run.rows()[world.size - 1 :]:  # of several devices, those of one alone come first
+        m = Measurement(run, planned, pathlib.Path("data"), "cpu", lambda event, **fields: None, world)
         for name, stage in row.STAGES[m.use_case.module]:
             columns = {} if stage in left_out else stage(m)
             m.row = m.row.replace(**columns)
         run.write_row(m.row)
+if world.size > 1:
+    devices.leave()
+    os._exit(0)
 """
+
+
+def proofs(folder: Path, benchmark: str, mode: str, precision: str, plan: str, ranks: int) -> dict[str, list[str]]:
+    """By use case and product what the evidence of both sides differs in."""
+    environment = clean_environment() | {"OMP_WAIT_POLICY": "passive"}
+    for framework in FRAMEWORKS:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            meet = f"127.0.0.1:{server.getsockname()[1]}"
+        command = [interpreter(framework), "-c", PROVE, framework, benchmark, mode, precision, str(folder), plan]
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(ranks), meet],
+                cwd=ROOT,
+                env=environment | {"TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{rank}")},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        texts = [process.communicate()[0] for process in processes]
+        assert [process.returncode for process in processes] == [0] * ranks, "\n".join(texts)
+    found, results = {}, Results(folder)
+    for use_case in plan.split(","):
+        runs = [[results.run(f"{framework}_{use_case}_{rank}") for rank in range(ranks)] for framework in FRAMEWORKS]
+        for rows in zip(*(of_ranks[0].rows()[ranks - 1 :] for of_ranks in runs), strict=True):
+            assert rows[0].product == rows[1].product
+            sides = [
+                [
+                    Evidence.from_bytes(run.evidence_file(rows[0].row or 0, rank).read_bytes())
+                    for rank, run in enumerate(of_ranks)
+                ]
+                for of_ranks in runs
+            ]
+            first = [side[0] for side in sides]
+            wrong = [*disagreements(*sides), *curves_apart(*first)]
+            found[f"{use_case} {rows[0].product or ''}"] = [
+                *wrong,
+                *filter(None, (finer(*first), finer(*reversed(first)))),
+            ]
+    return found
 
 
 @pytest.mark.full
@@ -296,22 +344,9 @@ for use_case in (TRAIN, INFERENCE, PER_SAMPLE):  # which switches kernels of att
 def test_on_one_device_the_proof_of_every_benchmark_holds(
     tmp_path: Path, benchmark: str, mode: str, precision: str
 ) -> None:
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "OMP_WAIT_POLICY": "passive"}
-    for framework in FRAMEWORKS:
-        command = [interpreter(framework), "-c", PROVE, framework, benchmark, mode, precision, str(tmp_path)]
-        done = subprocess.run(command, cwd=ROOT, env=clean_environment() | caches, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    found, results = {}, Results(tmp_path)
-    for use_case in (TRAIN, INFERENCE, PER_SAMPLE):
-        for rows in zip(*(results.run(f"{framework}_{use_case}").rows() for framework in FRAMEWORKS), strict=True):
-            assert rows[0].product == rows[1].product
-            recorded = [
-                file.read_bytes() for row in rows for file in results.run(str(row.run_id)).evidence_files(row.row or 0)
-            ]
-            sides = [Evidence.from_bytes(data) for data in recorded]
-            wrong = [*disagreements(sides[:1], sides[1:]), *curves_apart(*sides)]
-            wrong += filter(None, (finer(*sides), finer(*reversed(sides))))
-            found[f"{use_case} {rows[0].product or ''}"] = wrong
+    # Per-sample gradients last: they switch kernels of attention off for the whole process.
+    plan = ",".join(map(str, (TRAIN, INFERENCE, PER_SAMPLE)))
+    found = proofs(tmp_path, benchmark, mode, precision, plan, 1)
     assert len(found) == 5
     assert {what: wrong for what, wrong in found.items() if wrong} == {}
 
@@ -320,15 +355,12 @@ def test_on_one_device_the_proof_of_every_benchmark_holds(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("mode", [DEFAULT, TUNED])
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-@pytest.mark.parametrize("use_case", ["2", "4 --products clipped_sum"])
+@pytest.mark.parametrize("use_case", MANY)
 def test_on_two_devices_the_proof_of_every_benchmark_holds(
-    tmp_path: Path, use_case: str, benchmark: str, mode: str, precision: str
+    tmp_path: Path, use_case: int, benchmark: str, mode: str, precision: str
 ) -> None:
-    pair = f"{benchmark} {use_case} --devices 2 --spawn --mode {mode} --precision {precision}"
-    rows = measured(copy_of_code(tmp_path), pair)
-    assert [row.device_count for row in rows] == [1, 2, 1, 2]
-    assert all(row.evidence_sha256 for row in rows)
-    assert [faults(row) for row in rows] == [[]] * 4
+    found = proofs(tmp_path, benchmark, mode, precision, str(use_case), 2)
+    assert list(found.values()) == [[]], found
 
 
 def test_there_are_forty_mistakes_and_the_documentation_lists_them() -> None:
