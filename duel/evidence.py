@@ -174,7 +174,7 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
             scale = max(min(a[name][0], b[name][0]), LEAST * whole)
             error = float(np.linalg.norm(a[name][1:] - b[name][1:]))
             bound = scale * max(BASE[policy], times * own[name], times * shared)
-            bound += max(one.floors.get(name, 0.0), other.floors.get(name, 0.0))
+            bound += one.floors.get(name, 0.0) + other.floors.get(name, 0.0)  # each side rounds on its own
             if not error <= bound:
                 size = scale or 1.0
                 text = f"{name} {when} the clock (apart by {error / size:.1e}, bound {bound / size:.0e})"
