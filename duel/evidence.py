@@ -67,15 +67,15 @@ Pass = dict[str, npt.NDArray[np.float64]]  # (1 + BUCKETS,): the norm, the proje
 class Evidence:
     """What one rank recorded.
 
-    ``floors`` are norms of what storing a parameter in float32 rounds off its change; ``curve`` holds the opening
-    losses, ``moved_curve`` those from weights that are moved by a rounding; ``notes`` say what is incomplete, such as
-    samples that were left out.
+    ``floors`` are, for each pass, norms of what storing a parameter in float32 rounds off its change; ``curve`` holds
+    the opening losses, ``moved_curve`` those from weights that are moved by a rounding; ``notes`` say what is
+    incomplete, such as samples that were left out.
     """
 
     policy: str
     passes: dict[str, Pass] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    floors: dict[str, float] = field(default_factory=dict)
+    floors: dict[str, dict[str, float]] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
     moved_curve: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -164,7 +164,7 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
         if times * movement > BLIND:
             found.append((math.inf, f"{kind} {when} the clock: rounding alone moves it by {movement:.0%}"))
             continue
-        own = {name: min(_movement(side, [name], LEAST * whole) for side in (one, other)) for name in these}
+        own = {name: min(_movement(side, [name], these) for side in (one, other)) for name in these}
         # In half precision a tensor's own movement is a matter of few roundings: that of all counts as well. In float32
         # a gradient's is one of few kinks: the trial meets them in some tensors, the other side's rounding in others.
         shared = movement
@@ -174,7 +174,7 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
             scale = max(min(a[name][0], b[name][0]), LEAST * whole)
             error = float(np.linalg.norm(a[name][1:] - b[name][1:]))
             bound = scale * max(BASE[policy], times * own[name], times * shared)
-            bound += one.floors.get(name, 0.0) + other.floors.get(name, 0.0)  # each side rounds on its own
+            bound += max(side.floors.get(when, {}).get(name, 0.0) for side in (one, other))
             if not error <= bound:
                 size = scale or 1.0
                 text = f"{name} {when} the clock (apart by {error / size:.1e}, bound {bound / size:.0e})"
@@ -182,14 +182,18 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
     return found
 
 
-def _movement(side: Evidence, names: list[str], least: float = 0.0) -> float:
-    """By how much ``names``, together and relative to them, move with the weights: the most of all trials."""
+def _movement(side: Evidence, names: list[str], kind: Sequence[str] = ()) -> float:
+    """By how much ``names``, together and relative to them, move with the weights: the most of all trials.
+
+    Where ``kind`` has all names of theirs, their scale is at least ``LEAST`` of it, in each trial its own.
+    """
     found = [0.0]
     for trial, there in side.passes.items():
         when, _, moved_by = trial.partition(", moved")
         here = side.passes.get(when, {})
         if moved_by and all(name in here and name in there for name in names):
             moved = math.hypot(*(float(np.linalg.norm(here[name][1:] - there[name][1:])) for name in names))
+            least = LEAST * math.hypot(*(float(here[name][0]) for name in kind))
             whole = max(least, math.hypot(*(float(here[name][0]) for name in names)))
             found.append(moved / whole if whole else 0.0)
     return max(found)

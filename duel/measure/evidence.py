@@ -158,7 +158,7 @@ class Recorder:
 
     def _known(self, when: str, indexes: tuple[int, ...]) -> parameters.Arrays:
         known = parameters.known(self._shapes, self._seed + 1)
-        self.evidence.floors |= self._record(when, known, indexes)
+        self.evidence.floors[when] = self._record(when, known, indexes)
         policy = self.evidence.policy
         for trial in range(1, TRIALS.get(policy, 0) + 1):
             self._record(f"{when}, moved {trial}", moved(known, ROUNDING[policy], self._seed + trial), indexes)
