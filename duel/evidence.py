@@ -41,10 +41,12 @@ ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-14, "bf16": 2.0**-8
 # precision a few roundings in a row.
 BASE: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-10, "bf16": 2.0**-6, "fp16": 2.0**-8, "tf32": 2.0**-8}
 # The bound of a tensor is TIMES what rounding moves it by, where that is more: by the most of all trials, since a kink
-# (see duel.report.parity) is met by chance, and by the smaller of both sides, so that no side's own noise widens it. In
-# half precision a side rounds some six results for each weight that "moved" moves (convolution, norm and activation,
-# forward and back), and the two sides round them independently: sqrt(2 * 6).
+# (see duel.report.parity) is met by chance. In half precision a side rounds some six results for each weight that
+# "moved" moves (convolution, norm and activation, forward and back), and the two sides round them independently:
+# sqrt(2 * 6). Of both sides the movement is the smaller one, so that no side's own noise widens the bound; in half
+# precision it is their root mean square, since a side that fuses operations rounds less, up to WIDER times the smaller.
 TIMES: Mapping[str, float] = {"fp32": 2.0, "float64": 2.0, "bf16": 3.5, "fp16": 3.5, "tf32": 3.5}
+WIDER = 2.0
 # A tensor's own scale is at least this share of all tensors of its kind together: the gradient of a key's bias is zero,
 # and what is left of it is rounding of the others.
 LEAST = 1e-2
@@ -164,7 +166,7 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
         if times * movement > BLIND:
             found.append((math.inf, f"{kind} {when} the clock: rounding alone moves it by {movement:.0%}"))
             continue
-        own = {name: min(_movement(side, [name], these) for side in (one, other)) for name in these}
+        own = {name: _of_both(one, other, [name], these) for name in these}
         # In half precision a tensor's own movement is a matter of few roundings: that of all counts as well. In float32
         # a gradient's is one of few kinks: the trial meets them in some tensors, the other side's rounding in others.
         shared = movement
@@ -180,6 +182,14 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
                 text = f"{name} {when} the clock (apart by {error / size:.1e}, bound {bound / size:.0e})"
                 found.append((error / bound if bound else math.inf, text))
     return found
+
+
+def _of_both(one: Evidence, other: Evidence, names: list[str], kind: Sequence[str]) -> float:
+    """What bounds how far rounding sets ``names`` apart: see ``TIMES``."""
+    ours, others = (_movement(side, names, kind) for side in (one, other))
+    if one.policy in ("fp32", "float64"):
+        return min(ours, others)
+    return min(math.hypot(ours, others) / math.sqrt(2), WIDER * min(ours, others))
 
 
 def _movement(side: Evidence, names: list[str], kind: Sequence[str] = ()) -> float:
