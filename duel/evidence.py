@@ -43,8 +43,9 @@ BASE: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-10, "bf16": 2.0**-6, "f
 # The bound of a tensor is TIMES what rounding moves it by, where that is more: by the most of all trials, since a kink
 # (see duel.report.parity) is met by chance. In half precision a side rounds some six results for each weight that
 # "moved" moves (convolution, norm and activation, forward and back), and the two sides round them independently:
-# sqrt(2 * 6). Of both sides the movement is the smaller one, so that no side's own noise widens the bound; in half
-# precision it is their root mean square, since a side that fuses operations rounds less, up to WIDER times the smaller.
+# sqrt(2 * 6). Of both sides the movement is the smaller one, so that no side's own noise widens the bound. A tensor's
+# own in half precision is the exception: there it is their root mean square, since a side that fuses operations rounds
+# less, up to WIDER times the smaller one. So a side's noise can double that bound, and no more.
 TIMES: Mapping[str, float] = {"fp32": 2.0, "float64": 2.0, "bf16": 3.5, "fp16": 3.5, "tf32": 3.5}
 WIDER = 2.0
 # A tensor's own scale is at least this share of all tensors of its kind together: the gradient of a key's bias is zero,
