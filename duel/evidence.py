@@ -167,16 +167,11 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
         if times * movement > BLIND:
             found.append((math.inf, f"{kind} {when} the clock: rounding alone moves it by {movement:.0%}"))
             continue
-        own = {name: _of_both(one, other, [name], these) for name in these}
-        # In half precision a tensor's own movement is a matter of few roundings: that of all counts as well. In float32
-        # a gradient's is one of few kinks: the trial meets them in some tensors, the other side's rounding in others.
-        shared = movement
-        if policy in ("fp32", "float64"):
-            shared = max(own.values()) if kind.startswith(("moments", "result")) else 0.0
+        rounded = _rounded(one, other, these)
         for name in these:
             scale = max(min(a[name][0], b[name][0]), LEAST * whole)
             error = float(np.linalg.norm(a[name][1:] - b[name][1:]))
-            bound = scale * max(BASE[policy], times * own[name], times * shared)
+            bound = scale * max(BASE[policy], times * rounded[name])
             bound += max(side.floors.get(when, {}).get(name, 0.0) for side in (one, other))
             if not error <= bound:
                 size = scale or 1.0
@@ -185,15 +180,21 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
     return found
 
 
-def _of_both(one: Evidence, other: Evidence, names: list[str], kind: Sequence[str]) -> float:
-    """What bounds how far rounding sets ``names`` apart: see ``TIMES``."""
-    ours, others = (_movement(side, names, kind) for side in (one, other))
+def _rounded(one: Evidence, other: Evidence, kind: Sequence[str]) -> dict[str, float]:
+    """By how much rounding moves each tensor of a kind, relative to it: what ``TIMES`` multiplies."""
+    own = {name: [_movement(side, [name], kind) for side in (one, other)] for name in kind}
     if one.policy in ("fp32", "float64"):
-        return min(ours, others)
-    return min(math.hypot(ours, others) / math.sqrt(2), WIDER * min(ours, others))
+        found = {name: min(sides) for name, sides in own.items()}
+        # A gradient's movement is one of few kinks: the trial meets them in some tensors, the other side in others.
+        least = max(found.values()) if kind[0].startswith(("moments", "result")) else 0.0
+    else:
+        found = {name: min(math.hypot(*sides) / math.sqrt(2), WIDER * min(sides)) for name, sides in own.items()}
+        # A tensor's movement is a matter of few roundings: that of all together counts as well.
+        least = min(_movement(side, kind) for side in (one, other))
+    return {name: max(least, moved) for name, moved in found.items()}
 
 
-def _movement(side: Evidence, names: list[str], kind: Sequence[str] = ()) -> float:
+def _movement(side: Evidence, names: Sequence[str], kind: Sequence[str] = ()) -> float:
     """By how much ``names``, together and relative to them, move with the weights: the most of all trials.
 
     Where ``kind`` has all names of theirs, their scale is at least ``LEAST`` of it, in each trial its own.
