@@ -7,6 +7,7 @@ scripts; the two alternate, and the figure is the median of the ratios. 'status'
 Slurm, must take less than 1 s and call Slurm twice at most. Exit code 1 if one does not hold.
 """
 
+import dataclasses
 import json
 import os
 import shutil
@@ -22,8 +23,10 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 
 from slurm_cluster import SlurmCluster
 
-from duel.job import ROOT, Job
-from duel.launch import cluster, script, submit
+from duel import ROOT
+from duel.job import Job
+from duel.launch import cluster, script, slurm, submit
+from duel.launch.schema import Target
 from duel.record import FINISHED
 from duel.results import Results, Run
 
@@ -51,15 +54,21 @@ def planned(number: int) -> list[Job]:
     return kinds[:number]
 
 
-def submitting(target: cluster.Target, folder: Path) -> list[float]:
+def in_folder(jobs: list[Job], target: Target, folder: Path) -> list[submit.Launch]:
+    """The launches of ``jobs``, as of a checkout in ``folder``."""
+    launches = submit.plan(jobs, target)
+    return [dataclasses.replace(launch, text=script.render(launch.job, target, folder)) for launch in launches]
+
+
+def submitting(target: Target, folder: Path) -> list[float]:
     """Seconds of ours over seconds of bare sbatch, one ratio a round."""
     ratios = []
     jobs = planned(40)
-    texts = [script.render(job, target, folder) for job in jobs]
+    launches = in_folder(jobs, target, folder)
     for number in range(ROUNDS + 1):
         results = Results(folder / f"results-{number}")
         start = time.perf_counter()
-        runs = submit.start(jobs, texts, target, results, print)
+        runs = slurm.Slurm().start(launches, results, print)
         ours = time.perf_counter() - start
         start = time.perf_counter()
         for run in runs:
@@ -71,18 +80,18 @@ def submitting(target: cluster.Target, folder: Path) -> list[float]:
     return ratios
 
 
-def looking(target: cluster.Target, folder: Path) -> tuple[float, int]:
+def looking(target: Target, folder: Path) -> tuple[float, int]:
     """Median seconds of 'main.py status' over many runs, and how often it called Slurm."""
     checkout = folder / "checkout"
     shutil.copytree(ROOT / "duel", checkout / "duel", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "main.py", checkout)
     results = Results(checkout / "results")
     jobs = planned(WAITING)
-    model = submit.start(jobs, [script.render(job, target, folder) for job in jobs], target, results, print)[0]
+    model = slurm.Slurm().start(in_folder(jobs, target, folder), results, print)[0]
     for number in range(RUNS - WAITING):
         copy = Run(model.folder.with_name(f"{model.id.rpartition('-')[0]}-{number:04x}x"))
         shutil.copytree(model.folder, copy.folder)
-        copy.write_status(state=FINISHED, run_id=copy.id)
+        copy.write_status(state=FINISHED)
     calls = folder / "calls"
     stand_ins = folder / "bin"
     stand_ins.mkdir()

@@ -77,59 +77,62 @@ def jax_baselines(work: Any, product: str) -> dict[str, Loop]:
     return {"jit(vmap(grad))": run}
 
 
+def _plain(module: Any, product: str) -> Callable[[Any], None]:
+    """Opacus' ordinary way: gradients of samples, their norms, the sum of the clipped ones."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    def one(batch: Any) -> None:
+        (images,), labels = batch
+        module.zero_grad(set_to_none=True)
+        for parameter in module.parameters():
+            parameter.grad_sample = None
+        cross_entropy(module(images), labels, reduction="sum").backward()
+        if product == "materialised":
+            return
+        samples = [parameter.grad_sample for parameter in module.parameters()]
+        norms = torch.stack([each.reshape(len(each), -1).norm(2, dim=-1) for each in samples], dim=1).norm(2, dim=1)
+        if product == "clipped_sum":
+            factors = (1 / (norms + 1e-6)).clamp(max=1)
+            for each in samples:
+                torch.einsum("i,i...", factors, each)
+
+    return one
+
+
+def _ghost(module: Any, product: str) -> Callable[[Any], None]:
+    """Norms without the gradients; the clipped sum by a second backward pass of the reweighted loss."""
+    from torch.nn.functional import cross_entropy
+
+    def one(batch: Any) -> None:
+        (images,), labels = batch
+        module.zero_grad(set_to_none=True)
+        losses = cross_entropy(module(images), labels, reduction="none")
+        losses.sum().backward(retain_graph=product == "clipped_sum")
+        factors = module.get_clipping_coef()
+        if product == "clipped_sum":
+            module.zero_grad(set_to_none=True)
+            module.disable_hooks()
+            (factors * losses).sum().backward()
+            module.enable_hooks()
+
+    return one
+
+
 def opacus_baselines(work: Any, product: str) -> dict[str, Loop]:
     """Opacus' ways to the product."""
     import copy
 
-    import torch
     from opacus import GradSampleModule
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.grad_sample.gsm_exp_weights import GradSampleModuleExpandedWeights
-    from torch.nn.functional import cross_entropy
-
-    def plain(module: Any) -> Callable[[Any], None]:
-        """As its optimizer does: gradients of samples, their norms, the sum of the clipped ones."""
-
-        def one(batch: Any) -> None:
-            (images,), labels = batch
-            module.zero_grad(set_to_none=True)
-            for parameter in module.parameters():
-                parameter.grad_sample = None
-            cross_entropy(module(images), labels, reduction="sum").backward()
-            if product == "materialised":
-                return
-            samples = [parameter.grad_sample for parameter in module.parameters()]
-            norms = torch.stack([each.reshape(len(each), -1).norm(2, dim=-1) for each in samples], dim=1).norm(2, dim=1)
-            if product == "clipped_sum":
-                factors = (1 / (norms + 1e-6)).clamp(max=1)
-                for each in samples:
-                    torch.einsum("i,i...", factors, each)
-
-        return one
-
-    def ghost(module: Any) -> Callable[[Any], None]:
-        """Norms without the gradients; the clipped sum by a second backward pass of the reweighted loss."""
-
-        def one(batch: Any) -> None:
-            (images,), labels = batch
-            module.zero_grad(set_to_none=True)
-            losses = cross_entropy(module(images), labels, reduction="none")
-            losses.sum().backward(retain_graph=product == "clipped_sum")
-            factors = module.get_clipping_coef()
-            if product == "clipped_sum":
-                module.zero_grad(set_to_none=True)
-                module.disable_hooks()
-                (factors * losses).sum().backward()
-                module.enable_hooks()
-
-        return one
 
     ways: dict[str, Callable[[Any], None]] = {}
     for name, build in {
-        "hooks": lambda model: plain(GradSampleModule(model, loss_reduction="sum")),
-        "functorch": lambda model: plain(GradSampleModule(model, loss_reduction="sum", force_functorch=True)),
-        "expanded weights": lambda model: plain(GradSampleModuleExpandedWeights(model, loss_reduction="sum")),
-        "ghost": lambda model: ghost(GradSampleModuleFastGradientClipping(model, loss_reduction="sum")),
+        "hooks": lambda model: _plain(GradSampleModule(model, loss_reduction="sum"), product),
+        "functorch": lambda model: _plain(GradSampleModule(model, loss_reduction="sum", force_functorch=True), product),
+        "expanded weights": lambda model: _plain(GradSampleModuleExpandedWeights(model, loss_reduction="sum"), product),
+        "ghost": lambda model: _ghost(GradSampleModuleFastGradientClipping(model, loss_reduction="sum"), product),
     }.items():
         if name == "ghost" and product == "materialised":
             continue  # what it avoids

@@ -1,8 +1,4 @@
-"""What Slurm says of jobs, on the recorded words of a real Slurm 22.05.8 and on any other text.
-
-``recorded/`` holds what its tools printed, in full or, where the name says of what, the lines of some jobs.
-``recorded/reasons.txt`` has the reasons that Slurm's source knows (src/common/job_state_reason.c, 22.05 and 25.11).
-"""
+"""Slurm is asked once, and its answers are read, on the recorded output of a real Slurm and on any other text."""
 
 import dataclasses
 import os
@@ -15,24 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded_queue import NOW, SAID_BY_SQUEUE, recorded
 
 from duel.launch import queue
-from duel.launch.queue import ALIVE, BLOCKED, ENDED, UNKNOWN, WAITING, Answer, SlurmJob, ask, judge
+from duel.launch.queue import Answer, ask
+from duel.launch.reasons import ALIVE, BLOCKED, ENDED, PREEMPTED, WAITING, SlurmJob, judge, when
 
-RECORDED = Path(__file__).parent / "recorded"
-REASONS = (RECORDED / "reasons.txt").read_text().split()
-NOW = datetime.fromisoformat("2026-11-21T00:20:00").timestamp()
-
-# https://slurm.schedmd.com/job_state_codes.html, and the states of squeue(1) and sacct(1) of 22.05.
-STATES = {
-    WAITING: "PENDING",
-    ALIVE: "RUNNING CONFIGURING COMPLETING SUSPENDED STOPPED RESIZING SIGNALING STAGE_OUT REQUEUED REQUEUE_FED"
-    " POWER_UP_NODE UPDATE_DB EXPEDITING",
-    BLOCKED: "REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
-    ENDED: "COMPLETED FAILED TIMEOUT OUT_OF_MEMORY NODE_FAIL BOOT_FAIL LAUNCH_FAILED RECONFIG_FAIL PREEMPTED CANCELLED"
-    " DEADLINE REVOKED",
-}
-JOB = SlurmJob("7", "run", "ada", "PENDING", "PENDING", "", "", "", "1:00:00")
 texts = st.text(st.characters(codec="utf-8"))
 
 StandIn = Callable[..., None]
@@ -66,11 +50,6 @@ def calls(tmp_path: Path) -> Callable[[], tuple[int, int]]:
     return count
 
 
-def recorded(name: str) -> str:
-    with open(RECORDED / f"{name}.txt", newline="") as file:
-        return file.read()
-
-
 def never(jobs: list[SlurmJob]) -> bool:
     return False
 
@@ -85,83 +64,6 @@ def by_name(answer: Answer) -> dict[str, SlurmJob]:
 
 
 # -- recorded output --
-
-NODE_IS_DOWN = "ReqNodeNotAvail, UnavailableNodes:h100-2"
-NODES_ARE_DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
-SAID_BY_SQUEUE = {
-    "completed": (ENDED, queue.COMPLETED, "completed"),
-    "code-1": (ENDED, queue.CODE, "its script ended with exit code 1"),
-    "code-3": (ENDED, queue.CODE, "its script ended with exit code 3"),
-    "code-137": (ENDED, queue.CODE, "its script ended with exit code 137"),
-    "code-200": (ENDED, queue.CODE, "its script ended with exit code 200"),
-    "signal-9": (ENDED, queue.CODE, "its script was ended by signal 9"),
-    "no-log-folder": (
-        ENDED,
-        queue.NEVER_RAN,
-        "never ran: Slurm could not open its log file; is its folder there?",
-    ),
-    "timed-out": (ENDED, queue.TIME_LIMIT, "reached its time limit"),
-    "cancelled": (ENDED, queue.CANCELLED, "cancelled"),
-    "cancelled-while-held": (ENDED, queue.CANCELLED, "cancelled"),
-    "runs": (ENDED, queue.CANCELLED, "cancelled"),
-    "node-failed": (ENDED, queue.INFRASTRUCTURE, "node h100-2 failed"),
-    "over-deadline": (ENDED, queue.NEVER_RAN, "could not start before its deadline"),
-    "on-tpu": (ALIVE, "", "runs"),
-    "urgent": (ALIVE, "", "runs"),
-    "requeued": (ALIVE, "", "runs"),
-    "suspended": (ALIVE, "", "is suspended"),
-    "first-in-line": (WAITING, "", "waits for free resources"),
-    "preempted-requeued": (WAITING, "", "waits for free resources"),
-    "second-in-line": (WAITING, "", "waits behind jobs of higher priority"),
-    "begins-later": (WAITING, "", "waits for its begin time, or for the pause after a requeue to end (BeginTime)"),
-    "node-is-down": (
-        WAITING,
-        "",
-        f"waits for nodes that are down, drained or reserved, maybe for ever: see 'sinfo -R' ({NODE_IS_DOWN})",
-    ),
-    "nodes-are-down": (
-        WAITING,
-        "",
-        f"waits for nodes that are taken, reserved, drained or down: see 'sinfo -R' ({NODES_ARE_DOWN})",
-    ),
-    "held": (BLOCKED, "", "blocked: it is held: 'scontrol release 9' lets it go (JobHeldUser)"),
-    "requeued-held": (
-        BLOCKED,
-        "",
-        "blocked: it is held: 'scontrol release 28' lets it go, once the cause is mended (job requeued in held state)",
-    ),
-    "special": (
-        BLOCKED,
-        "",
-        "blocked: it is held after its requeue, as a special case: 'scontrol release 29' lets it go",
-    ),
-    "too-long": (
-        BLOCKED,
-        "",
-        "blocked: its time limit is over the partition's: lower it or choose another partition (PartitionTimeLimit)",
-    ),
-    "too-many-nodes": (
-        BLOCKED,
-        "",
-        f"blocked: {queue._PENDING['PartitionNodeLimit'][1]} (PartitionNodeLimit)",
-    ),
-    "partition-down": (
-        BLOCKED,
-        "",
-        "blocked: the partition is down: choose another one or ask the site (PartitionDown)",
-    ),
-    "depends-in-vain": (
-        BLOCKED,
-        "",
-        "blocked: the job it depends on has failed: cancel it and submit it again (DependencyNeverSatisfied)",
-    ),
-    # Other people's jobs of the same user may be called anything.
-    'other | people\'s, 100% "names"': (ENDED, queue.COMPLETED, "completed"),
-    "two": (ENDED, queue.COMPLETED, "completed"),
-    "größe": (ENDED, queue.COMPLETED, "completed"),
-}
-SAID_BY_SQUEUE["node-failed-requeued"] = SAID_BY_SQUEUE["node-is-down"]
-SAID_BY_SQUEUE["depends"] = SAID_BY_SQUEUE["depends-in-vain"]
 
 
 def test_what_squeue_printed_is_put_into_words(stand_in: StandIn, calls: Callable[[], tuple[int, int]]) -> None:
@@ -190,7 +92,7 @@ def test_what_squeue_printed_is_put_into_words(stand_in: StandIn, calls: Callabl
         "node-failed-requeued": 1,
         "preempted-requeued": 1,
     }
-    assert {name: queue.when(job.start, NOW) for name, job in jobs.items() if judge(job).kind == WAITING} == {
+    assert {name: when(job.start, NOW) for name, job in jobs.items() if judge(job).kind == WAITING} == {
         "begins-later": "expected to start 01:09 (in 50 min)",
         "first-in-line": "expected to start 02:09 (in 1 h 50 min)",
         "second-in-line": "expected to start 04:09 (in 3 h 49 min)",
@@ -252,7 +154,7 @@ def test_a_requeued_job_is_alive_although_the_accounting_has_its_earlier_end(sta
     answer = ask(["root"], NOW, never)
     assert dataclasses.astuple(judge(by_name(answer)["preempted-requeued"])) == (
         ENDED,
-        queue.PREEMPTED,
+        PREEMPTED,
         "preempted by a job of higher priority",
     )
     assert not answer.controller  # so the caller knows that this may not be the last word
@@ -428,162 +330,3 @@ def test_any_record_gives_a_job_and_a_verdict(
     (job,) = tool(queue.SEPARATOR.join([str(number), *most])).values()
     assert (job.id, job.name) == (str(number), most[-1].strip())
     assert judge(job).words
-
-
-# -- states, reasons and words --
-
-
-@pytest.mark.parametrize(
-    ("kind", "state"), [(kind, state) for kind, states in STATES.items() for state in states.split()]
-)
-def test_every_documented_state_has_a_verdict(kind: str, state: str) -> None:
-    for nodes in ("", "h100-1", "h100-[1-2]"):
-        verdict = judge(dataclasses.replace(JOB, state=state, raw=state, nodes=nodes))
-        assert verdict.kind == kind
-        assert bool(verdict.cause) == (kind == ENDED)
-        assert len(verdict.words) > 3
-        assert "  " not in verdict.words
-
-
-def test_an_unknown_state_decides_nothing() -> None:
-    assert dataclasses.astuple(judge(dataclasses.replace(JOB, state="XYZ", raw="XYZ by 7"))) == (
-        UNKNOWN,
-        "",
-        "unknown state 'XYZ by 7'",
-    )
-    assert judge(dataclasses.replace(JOB, state="", raw="")).kind == UNKNOWN
-
-
-def pending(reason: str) -> queue.Verdict:
-    return judge(dataclasses.replace(JOB, reason=reason))
-
-
-# Said of jobs that have ended; should a pending one have them, they are shown as they are.
-OF_ENDED_JOBS = {"InactiveLimit", "NonZeroExitCode", "OutOfMemory", "RaisedSignal", "TimeLimit"}
-
-
-@pytest.mark.parametrize("reason", sorted(set(REASONS) - {"None"} - OF_ENDED_JOBS))
-def test_every_documented_reason_has_words_of_its_own(reason: str) -> None:
-    verdict = pending(reason)
-    assert verdict.kind in (WAITING, BLOCKED)
-    assert verdict.words.startswith("blocked: ") == (verdict.kind == BLOCKED)
-    assert not verdict.words.startswith("waits (")
-    assert verdict.words.endswith(f"({reason})") or reason in ("Resources", "Priority")
-    never_by_itself = re.search(r"Per(Job|Node)(Limit)?$|^QOSMin|NotAllowed|^Invalid|NeverSat|^JobH|^Partition", reason)
-    others = ("BadConstraints", "MaxMemPerLimit", "BurstBufferOperation", "SystemFailure")
-    others += ("ReservationDeleted", "ReservationInvalid")
-    assert (verdict.kind == BLOCKED) == (bool(never_by_itself) or reason in others)
-
-
-@pytest.mark.parametrize(
-    ("reason", "kind", "words"),
-    [
-        ("AssocGrpGRES", WAITING, "waits until others of its user or group have ended"),
-        ("QOSMaxGRESPerUser", WAITING, "waits until others of its user or group have ended"),
-        ("MaxGRESPerAccount", WAITING, "waits until others of its user or group have ended"),
-        ("AssocGrpCPURunMinutesLimit", WAITING, "waits until others of its user or group have ended"),
-        ("AssocGrpCPUMinutesLimit", WAITING, "its group's budget is used up"),
-        ("QOSGrpWallLimit", WAITING, "its group's budget is used up"),
-        ("QOSMaxWallDurationPerJobLimit", BLOCKED, "blocked: one job may not have so much time: lower its time limit"),
-        ("QOSMaxGRESMinutesPerJob", BLOCKED, "blocked: one job may not have so much for so long"),
-        ("QOSMaxGRESPerNode", BLOCKED, "blocked: one job may not have so much: ask for less"),
-        ("QOSMinGRES", BLOCKED, "blocked: its quality of service demands larger jobs"),
-        ("ReqNodeNotAvail, Reserved for maintenance", WAITING, "waits for a maintenance to end: a lower time limit"),
-        ("ReqNodeNotAvail,_UnavailableNodes:a[1-2]", WAITING, "waits for nodes that are down, drained or reserved"),
-        ("launch failed requeued held", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go, once"),
-        ("launch_failed_requeued_held", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go, once"),
-        ("user env retrieval failed requeued held", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go"),
-        ("job requeued in special exit state", BLOCKED, "blocked: it is held: 'scontrol release 7' lets it go"),
-        (
-            "Job's account not permitted to use this partition (a allows b not c)",
-            BLOCKED,
-            "blocked: change its account, quality of service or partition (Job's account not permitted",
-        ),
-        ("", WAITING, "has not been looked at yet"),
-        ("A_new_reason: of 2031", WAITING, "waits (A new reason: of 2031)"),
-        ("{id} {0} %s", WAITING, "waits ({id} {0} %s)"),
-    ],
-)
-def test_reasons(reason: str, kind: str, words: str) -> None:
-    verdict = pending(reason)
-    assert (verdict.kind, verdict.words[: len(words)]) == (kind, words)
-
-
-@pytest.mark.parametrize(
-    ("exit_code", "nodes", "cause", "words"),
-    [
-        ("0:9", "h100-1", queue.CODE, "its script was ended by signal 9"),
-        ("3:0", "h100-1", queue.CODE, "its script ended with exit code 3"),
-        ("0:53", "h100-1", queue.NEVER_RAN, "never ran: Slurm could not open its log file; is its folder there?"),
-        ("", "h100-1", queue.CODE, "failed"),
-        ("0:0", "", queue.NEVER_RAN, "failed before it got a node"),
-    ],
-)
-def test_failed(exit_code: str, nodes: str, cause: str, words: str) -> None:
-    # Whatever the reason: both tools give misleading ones to jobs that have failed.
-    for reason in ("", "JobLaunchFailure", "NodeDown", "JobHeldUser"):
-        job = dataclasses.replace(JOB, state="FAILED", reason=reason, exit_code=exit_code, nodes=nodes)
-        assert dataclasses.astuple(judge(job)) == (ENDED, cause, words)
-
-
-@given(state=st.sampled_from(" ".join(STATES.values()).split()) | texts, reason=texts, raw=texts, code=texts)
-def test_any_job_has_a_verdict(state: str, reason: str, raw: str, code: str) -> None:
-    verdict = judge(dataclasses.replace(JOB, state=state, raw=raw, reason=reason, exit_code=code))
-    assert verdict.kind in (WAITING, BLOCKED, ALIVE, ENDED, UNKNOWN)
-    assert bool(verdict.cause) == (verdict.kind == ENDED)
-    assert verdict.words
-
-
-@pytest.mark.parametrize(
-    "log",
-    [
-        "slurmstepd: error: Job 7 exceeded memory limit (4208 > 4096), being killed",
-        "slurmstepd: error: Exceeded job memory limit at some point.",
-        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch.",
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.",
-        "srun: error: h100-1: task 0: Out Of Memory",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.",
-        "RuntimeError: CUDA error: out of memory",
-        "jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 34359738368 bytes.",
-        "CUDA_ERROR_OUT_OF_MEMORY",
-        "  raise MemoryError",
-        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 8.00 TiB",
-        "OSError: [Errno 12] Cannot allocate memory",
-        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8796093022208 bytes.",
-        "terminate called after throwing an instance of 'std::bad_alloc'",
-    ],
-)
-def test_logs_of_jobs_that_ran_out_of_memory(log: str) -> None:
-    assert queue.looks_out_of_memory(f"step 3, loss 2.301\n{log}\n")
-
-
-@pytest.mark.parametrize(
-    "log",
-    ["", "step 3, loss 2.301, peak memory 12 GB", "bash: no memory of it", "Killed", "a bloom_killer"],
-)
-def test_logs_of_others(log: str) -> None:
-    assert not queue.looks_out_of_memory(log)
-
-
-@pytest.mark.parametrize(
-    ("start", "words"),
-    [
-        ("2026-11-21T00:20:00", "is due"),
-        ("2026-11-20T10:00:00", "is due"),
-        ("2026-11-21T00:20:20", "expected to start 00:20 (in 1 min)"),
-        ("2026-11-21T00:55:00", "expected to start 00:55 (in 35 min)"),
-        ("2026-11-21T02:25:00", "expected to start 02:25 (in 2 h 5 min)"),
-        ("2026-11-22T00:00:00", "expected to start 2026-11-22 00:00 (in 23 h 40 min)"),
-        ("2026-11-25T02:20:00", "expected to start 2026-11-25 02:20 (in 4 d 2 h)"),
-        ("", ""),
-        ("N/A", ""),
-        ("Unknown", ""),
-    ],
-)
-def test_when(start: str, words: str) -> None:
-    assert queue.when(start, NOW) == words
-
-
-@given(texts | st.datetimes().map(datetime.isoformat))
-def test_any_start_has_words_or_none(start: str) -> None:
-    assert isinstance(queue.when(start, NOW), str)

@@ -20,7 +20,7 @@ def make(checkout: Path, name: str) -> "subprocess.CompletedProcess[str]":
 def test_a_new_benchmark_is_proved_as_it_was_written(main: Main, checkout: Path) -> None:
     made = make(checkout, "a_new_one")
     assert made.returncode == 0, made.stdout + made.stderr
-    files = ["jax/models/a_new_one.py", "pytorch/models/a_new_one.py", "duel/catalogue.py"]
+    files = ["jax/models/a_new_one.py", "pytorch/models/a_new_one.py", "duel/benchmarks.py"]
     assert all(file in made.stdout for file in files)
     for check in (["check"], ["format", "--check"]):
         subprocess.run([sys.executable, "-m", "ruff", *check, *files], cwd=checkout, check=True)
@@ -38,9 +38,12 @@ def test_what_cannot_be_a_name_is_refused(tmp_path: Path, name: str) -> None:
         skeleton.write(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mnist", "gnn", "all"])
-def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match=f"NAME={name}: the name is taken by duel/catalogue.py"):
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("mnist", "duel/benchmarks.py"), ("gnn", "duel/catalogue.py"), ("all", "duel/catalogue.py")],
+)
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, name: str, file: str) -> None:
+    with pytest.raises(UserError, match=f"NAME={name}: the name is taken by {file}"):
         skeleton.write(name, tmp_path)
 
 

@@ -1,8 +1,4 @@
-"""Clocks, throttling, other processes and energy, by a stand-in for NVML that replays recorded values.
-
-There is no GPU where these tests run. ``StandIn`` has the functions of pynvml that Duel calls, with values as an H100
-gave them (in the units of NVML: MHz, degrees Celsius, millijoules, bytes), and can fail at any of them.
-"""
+"""Clocks, throttling, other processes and energy, by a stand-in for NVML: there is no GPU where these tests run."""
 
 import os
 import subprocess
@@ -10,86 +6,16 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from nvml_stand_in import NAME, StandIn
 
 from duel.measure import watch as watching
 from duel.measure.device import Device, World, gpu
 from duel.measure.nvml import Gpu
 from duel.measure.watch import Conditions, Watch, left_out
 
-NAME = "NVIDIA H100 80GB HBM3"
 POWER_BRAKE, SOFTWARE_POWER_CAP = 0x80, 0x4
-
-
-class StandInError(Exception):
-    """In the place of pynvml.NVMLError."""
-
-
-class StandIn(SimpleNamespace):
-    """In the place of pynvml; ``fails`` are the functions that raise."""
-
-    NVMLError = StandInError
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_DEVICE_MIG_ENABLE = 1, 0, 1
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
-
-    def __init__(self) -> None:
-        super().__init__(
-            fails=set(), throttles=0, ecc_errors=7, processes=[os.getpid()], joules=iter(()), mig=0, clock=1980
-        )
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("nvml") and name in object.__getattribute__(self, "fails"):
-
-            def fail(*_: Any) -> None:
-                raise StandInError("Unknown Error")
-
-            return fail
-        return object.__getattribute__(self, name)
-
-    def nvmlInit(self) -> None: ...  # noqa: N802 - NVML's own names, here and below
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        if index > 1:
-            raise StandInError("Invalid Argument")
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
-        return {"GPU-0000": 0, "GPU-1111": 1}[uuid]
-
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return NAME if handle == 0 else "NVIDIA L4"
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
-        return f"GPU-{handle:04d}"
-
-    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
-        return "580.65.06"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(total=85520809984)
-
-    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:  # noqa: N802
-        return self.clock
-
-    def nvmlDeviceGetTemperature(self, handle: int, kind: int) -> int:  # noqa: N802
-        return 54
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:  # noqa: N802
-        return self.throttles
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
-        return [SimpleNamespace(pid=pid, usedGpuMemory=3_000_000_000) for pid in self.processes]
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
-        return next(self.joules)
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:  # noqa: N802
-        return self.mig, self.mig
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, since: int) -> int:  # noqa: N802
-        return self.ecc_errors
 
 
 @pytest.fixture
@@ -162,9 +88,9 @@ def test_another_process_on_the_device_is_warned_of_and_its_blocks_are_left_out(
 
 def test_in_a_container_one_of_the_processes_is_this_one(nvml: StandIn) -> None:
     nvml.processes = [4711]
-    assert Gpu.open(NAME).strangers == 0
+    assert Gpu.open(NAME).unknown == 0
     nvml.processes = [4711, 4712]
-    assert Gpu.open(NAME).strangers == 1
+    assert Gpu.open(NAME).unknown == 1
 
 
 def test_the_cpus_of_a_gpu_s_process_are_watched_too(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``make benchmark NAME=...``: a model file for each side and the catalogue's entry, all runnable as they are.
+"""``make benchmark NAME=...``: a model file for each side and an entry in the catalogue, all runnable as they are.
 
 They come from ``templates/model_<framework>.py`` and ``ENTRY``. It needs neither a framework nor an environment.
 """
@@ -11,8 +11,10 @@ from pathlib import Path
 
 from duel.catalogue import ALIASES, BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
+from duel.terminal import warn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+ENTRIES = "duel/benchmarks.py"
 ENTRY = """\
             Benchmark(
                 name="NAME",
@@ -47,27 +49,28 @@ def write(name: str, root: Path = ROOT) -> list[str]:
             f"NAME={name}: not a valid name; valid: a Python identifier of at most 32 lower-case letters, digits and "
             "'_', as in 'make benchmark NAME=mlp_mixer'"
         )
-    taken = ["duel/catalogue.py"] if name in (*BENCHMARKS, *ALIASES, "all") else []
+    taken = [ENTRIES] if name in BENCHMARKS else []
+    taken += ["duel/catalogue.py"] if name in (*ALIASES, "all") else []
     models = {framework: f"{framework}/models/{name}.py" for framework in FRAMEWORKS}
     taken += [path for path in models.values() if (root / path).exists()]
     if taken:
         raise UserError(f"NAME={name}: the name is taken by {' and '.join(taken)}")
-    catalogue = root / "duel" / "catalogue.py"
-    text = _with_entry(catalogue.read_text(), ENTRY.replace("NAME", name))
+    entries = root / ENTRIES
+    text = _with_entry(entries.read_text(), ENTRY.replace("NAME", name))
     for framework, path in models.items():
         (root / path).write_text((root / "templates" / f"model_{framework}.py").read_text())
-    catalogue.write_text(text)
-    return [*models.values(), "duel/catalogue.py"]
+    entries.write_text(text)
+    return [*models.values(), ENTRIES]
 
 
-def _with_entry(catalogue: str, entry: str) -> str:
-    """``catalogue`` with ``entry`` after the last benchmark."""
+def _with_entry(entries: str, entry: str) -> str:
+    """The source ``entries`` with ``entry`` after the last benchmark."""
     ends = [
         node.end_lineno or 0
-        for node in ast.walk(ast.parse(catalogue))
+        for node in ast.walk(ast.parse(entries))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Benchmark"
     ]
-    lines = catalogue.splitlines(keepends=True)
+    lines = entries.splitlines(keepends=True)
     lines.insert(max(ends), entry)
     return "".join(lines)
 
@@ -76,7 +79,7 @@ def main(name: str) -> int:
     try:
         files = write(name)
     except UserError as error:
-        print(f"make benchmark: {error}", file=sys.stderr)
+        warn(f"make benchmark: {error}")
         return 2
     print(f"wrote {files[0]} and {files[1]}, and an entry at the end of BENCHMARKS in {files[2]}")
     print(f"They run as they are: 'python main.py validate --benchmark {name}'")

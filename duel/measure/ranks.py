@@ -1,8 +1,11 @@
 """The processes of a run on many devices: they find each other, start each row together, and end together.
 
 Every device has a supervisor, ``run.py`` as on one device. Rank 0's owns the run's folder; the others wait for its
-word, start a fresh measuring process for each row, and report how that ended. Lines of JSON between them, over TCP:
-where rank 0 listens stands in a file of the results folder, which all nodes see.
+word, start a fresh measuring process for each row, and report how that ended (``duel.measure.assistant``). Lines of
+JSON between them, over TCP: where rank 0 listens stands in a file of the results folder, which all nodes see.
+
+Duel has a protocol here, and no launcher step for each row, because such a step needs a fresh srun inside the
+allocation for each row, which mpirun and local runs do not have, and because rows are decided as they go.
 """
 
 import contextlib
@@ -10,11 +13,7 @@ import hmac
 import json
 import os
 import secrets
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -138,7 +137,7 @@ class _Member:
         return self.gone or time.monotonic() - self.heard > SILENT_SECONDS
 
 
-class Chief:
+class Coordinator:
     """Rank 0's side, for ``size`` ranks that find it by the file ``where``."""
 
     def __init__(self, size: int, where: Path) -> None:
@@ -247,96 +246,6 @@ class Chief:
 def port_taken(said: str) -> bool:
     """Whether a measuring process ended because somebody took the port in the meantime."""
     return any(words in said.lower() for words in PORT_TAKEN)
-
-
-def assist(me: Place, where: Path, commands: dict[str, list[str]]) -> int:
-    """Do what rank 0 says until it says to end; the exit code. ``commands``: ``run.py`` with its interpreter."""
-    found = _find(where)
-    if found is None:
-        print(f"rank {me.rank}: rank 0 was not to be found by {where} within {GATHER_SECONDS:.0f} s", file=sys.stderr)
-        return 1
-    connection, address, key = found
-    hello = {"rank": me.rank, "host": os.uname().nodename, "address": address, "key": key}
-    process: subprocess.Popen[bytes] | None = None
-    log, before, start = Path(), 0, 0
-    caches = tempfile.TemporaryDirectory(prefix="duel-")
-    received = b""
-    heard = said = time.monotonic()
-    stopped: float | None = None
-    try:
-        connection.sendall(json.dumps(hello).encode() + b"\n")
-        connection.settimeout(POLL_SECONDS)
-        while time.monotonic() - heard < SILENT_SECONDS:
-            if process is not None and process.poll() is not None:
-                report = {"start": start, "code": process.returncode, "said": _last_words(process, log, before)}
-                connection.sendall(json.dumps(report).encode() + b"\n")
-                process = stopped = None
-            if process is not None and stopped is not None and time.monotonic() - stopped > END_SECONDS / 2:
-                process.kill()
-            if time.monotonic() - said > ALIVE_SECONDS:
-                said = time.monotonic()
-                connection.sendall(b"{}\n")
-            try:
-                chunk = connection.recv(65536)
-            except TimeoutError:
-                continue
-            if not chunk:
-                return 1  # rank 0 has died
-            heard = time.monotonic()
-            *lines, received = (received + chunk).split(b"\n")
-            for message in map(json.loads, lines):
-                match message["do"]:
-                    case "start":
-                        start, log = int(message["start"]), Path(message["folder"]) / f"log.{me.rank}.txt"
-                        options = ["--run_folder", message["folder"], "--row", str(message["row"])]
-                        options += [*message["options"], "--local_rank", str(me.local_rank)]
-                        caches.cleanup()
-                        caches = tempfile.TemporaryDirectory(prefix="duel-")
-                        with open(log, "ab") as output:
-                            before = output.tell()
-                            process = subprocess.Popen(
-                                [*commands[message["framework"]], *options],
-                                stdout=output,
-                                stderr=subprocess.STDOUT,
-                                env=environment(caches.name),
-                                start_new_session=True,
-                            )
-                    case "stop" if process is not None:
-                        process.terminate()
-                        stopped = time.monotonic()
-                    case "end":
-                        return 0
-        return 1
-    except OSError:  # the connection is gone, and rank 0 with it
-        return 1
-    finally:
-        connection.close()
-        if process is not None:
-            process.kill()
-            process.wait()
-        caches.cleanup()
-
-
-def _find(where: Path) -> tuple[socket.socket, str, str] | None:
-    """(connection to rank 0, its address, the key), as soon as the file ``where`` leads to one."""
-    until = time.monotonic() + GATHER_SECONDS
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError, ValueError):  # not there yet, or of an earlier life of this job
-            told = json.loads(where.read_text())
-            for address in told["addresses"]:
-                with contextlib.suppress(OSError):
-                    connection = socket.create_connection((address, told["port"]), CONNECT_SECONDS)
-                    return connection, address, told["key"]
-        time.sleep(POLL_SECONDS)
-    return None
-
-
-def _last_words(process: "subprocess.Popen[bytes]", log: Path, before: int) -> str:
-    said = tail(log, before).strip()
-    if process.returncode < 0:
-        name = signal.Signals(-process.returncode).name
-        return f"{said}\nended by {name}".strip()
-    return said or f"exit code {process.returncode}, and not a word"
 
 
 def _addresses() -> list[str]:
