@@ -5,7 +5,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-full check types envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean
-.PHONY: tools benchmark
+.PHONY: tools benchmark duel
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -57,6 +57,10 @@ types:
 	done; exit $$failed
 
 envs: jax-env pytorch-env ## both frameworks' environments
+
+PREFIX ?= $(HOME)/.local
+duel: driver-env ## the command 'duel', main.py by another name, in PREFIX/bin (~/.local/bin)
+	@mkdir -p '$(PREFIX)/bin' && ln -sfn '$(CURDIR)/main.py' '$(PREFIX)/bin/duel' && echo '$(PREFIX)/bin/duel'
 
 driver-env: ## the environment of main.py
 	$(install) driver driver 'what main.py needs (0.4 GB)'

@@ -5,15 +5,17 @@ Kept apart from what obeys them, so that a wrong option is answered at once.
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from duel import modes
+from duel.arguments import Parser, Several, near, one_of
 from duel.catalogue import (
     ALIASES,
     BENCHMARKS,
     DEVICE_KINDS,
+    FRAMEWORKS,
     MANY,
     PER_SAMPLE,
     PER_SAMPLE_MANY,
@@ -41,59 +43,79 @@ PRETRAINED, SAFETENSORS = "pretrained", ".safetensors"
 TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
+SIZES = ("tiny", "full")
+MOST = 9_999_999  # of anything that is counted
+# Names that others have for ours.
+FRAMEWORK_SYNONYMS = {"torch": "pytorch", "pt": "pytorch", "flax": "jax", "xla": "jax"}
+PRECISION_SYNONYMS = {
+    **dict.fromkeys(("float32", "float", "f32", "single", "32"), "fp32"),
+    **dict.fromkeys(("float16", "half", "f16", "amp", "16"), "fp16"),
+    **dict.fromkeys(("bfloat16", "mixed"), "bf16"),
+    **dict.fromkeys(("tensorfloat32", "tensor_float_32"), "tf32"),
+}
+DEVICE_SYNONYMS = {"cuda": "gpu", "h100": "gpu", "a100": "gpu", "metal": "mps", "xla": "tpu"}
+
+
 def benchmark_name(text: str) -> str:
     """A benchmark of the catalogue, by its name or an alias. Raises argparse's error with the valid names otherwise."""
-    return _one_of("benchmark", ALIASES.get(text, text), (*BENCHMARKS, *ALIASES))
+    name = one_of("benchmark", text, (*BENCHMARKS, *ALIASES))
+    return ALIASES.get(name, name)
 
 
-def benchmark_names(text: str) -> tuple[str, ...]:
-    """Benchmarks, separated by commas; all of them for "all"."""
-    if text == "all":
-        return tuple(BENCHMARKS)
-    valid = (*BENCHMARKS, *ALIASES, "all")
-    return tuple(dict.fromkeys(_one_of("benchmark", ALIASES.get(name, name), valid) for name in text.split(",")))
+def benchmark_names(word: str) -> tuple[str, ...]:
+    """One benchmark, or all of them for "all"."""
+    return tuple(BENCHMARKS) if word == "all" else (benchmark_name(word),)
 
 
 def use_case_number(text: str) -> int:
     """A use case by number or name."""
-    names = {str(u.number): u.number for u in USE_CASES.values()} | {u.name: u.number for u in USE_CASES.values()}
+    numbers = {str(case.number): case.number for case in USE_CASES.values()}
+    numbers |= {case.name: case.number for case in USE_CASES.values()}
     # What 'validate' starts is understood, since its scripts say it, but not offered.
-    return names[text] if text in names else names[_one_of("use case", text, tuple(n for n in names if names[n]))]
+    if text in numbers:
+        return numbers[text]
+    return numbers[one_of("use case", text, tuple(name for name in numbers if numbers[name] != VALIDATE))]
 
 
-def use_case_numbers(text: str) -> tuple[int, ...]:
-    """Use cases by number or name, separated by commas; all of them for "all"."""
-    if text == "all":
+def use_case_numbers(word: str) -> tuple[int, ...]:
+    """One use case, or all of them for "all"."""
+    if word == "all":
         return tuple(number for number in USE_CASES if number != VALIDATE)
-    return tuple(dict.fromkeys(use_case_number(name) for name in text.split(",")))
+    return (use_case_number(word),)
 
 
-def batch_sizes(text: str) -> tuple[int, ...]:
-    """Numbers from 1 on, separated by commas."""
-    numbers = text.split(",")
-    for number in numbers:
-        if not re.fullmatch(r"[1-9]\d{0,6}", number):
-            raise argparse.ArgumentTypeError(f"{number!r} is no batch size; valid: numbers from 1 on, such as 1,8,32")
-    return tuple(dict.fromkeys(map(int, numbers)))
+def batch_size(word: str) -> tuple[int]:
+    return (count(word, "batch size"),)
 
 
-def products(text: str) -> tuple[str, ...]:
-    """Products of per-sample gradients, separated by commas."""
-    return tuple(dict.fromkeys(_one_of("product", name, tuple(PRODUCTS)) for name in text.split(",")))
+def product(word: str) -> tuple[str]:
+    """A product of per-sample gradients."""
+    return (one_of("product", word, tuple(PRODUCTS)),)
 
 
 def mode(text: str) -> str:
-    """A mode, with the switches that are turned from there."""
+    """A mode, with the switches that are turned from there; switches may be written with hyphens."""
+    for switch in modes.SWITCHES:
+        text = text.replace(switch.name.replace("_", "-"), switch.name)
     try:
         return modes.check(text)
     except ValueError as error:
+        names = [*modes.MODES, modes.WATERFALL, *(switch.name for switch in modes.SWITCHES)]
+        for word in (*re.split("[+=]", text), *re.split("[+=-]", text)):
+            guess = "" if word in names else near(word, names)
+            if guess:
+                raise argparse.ArgumentTypeError(f"{error}; did you mean {text.replace(word, guess)!r}?") from None
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def count(text: str) -> int:
+def mode_or_waterfall(text: str) -> str:
+    return text if text == modes.WATERFALL else mode(text)
+
+
+def count(text: str, what: str = "number") -> int:
     """A number from 1 on."""
-    if not re.fullmatch(r"[1-9]\d{0,6}", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 on is valid")
+    if not re.fullmatch(r"[0-9]{1,18}", text) or not 1 <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{what} {text!r}: whole numbers from 1 to {MOST} are valid")
     return int(text)
 
 
@@ -102,132 +124,156 @@ def check_use_cases(parser: argparse.ArgumentParser, args: argparse.Namespace, a
     for name, takes in {**VARIANTS, "nodes": MANY, "devices": MANY}.items():
         if getattr(args, name) != parser.get_default(name) and not set(takes) & set(asked):
             those = " and ".join(f"{number} ({USE_CASES[number].name})" for number in takes)
-            parser.error(f"--{name} is for use cases {those} alone")
+            parser.error(f"--{name} applies to use cases {those} only")
 
 
 def target_name(text: str) -> str:
     """A name that is safe in a file name, a directive and a shell word."""
     if not TARGET_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no target's name: letters, digits, '.', '_' and '-' are valid")
+        raise argparse.ArgumentTypeError(f"target {text!r}: letters, digits, '.', '_' and '-' are valid")
     return text
 
 
 def folder_name(text: str) -> Path:
     """A folder in one printable line."""
     if not text or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder's name: one line of printable characters is valid")
+        raise argparse.ArgumentTypeError(f"folder {text!r}: one line of printable characters is valid")
     return Path(text)
 
 
 def weights_source(text: str) -> str:
     """``PRETRAINED``, or a file's name in one printable line."""
     if not text or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"{text!r} is no file's name: '{PRETRAINED}' or a file is valid")
+        raise argparse.ArgumentTypeError(f"weights {text!r}: {PRETRAINED!r} or a file is valid")
     return text
 
 
-def _one_of(what: str, text: str, valid: tuple[str, ...]) -> str:
-    if text not in valid:
-        raise argparse.ArgumentTypeError(f"unknown {what} {text!r}; valid: {', '.join(valid)}")
-    return text
+def chosen(what: str, valid: tuple[str, ...], synonyms: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """A converter to one of ``valid``."""
+    return lambda text: one_of(what, text, valid, synonyms)
 
 
-def add_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
+def add_options(parser: Parser, several: bool = False) -> None:
     """The options that say what is measured, the same for main.py and run.py; ``several`` at once for the former."""
+    _add_what(parser, several)
+    _add_how(parser, several)
+    _add_where(parser)
 
-    def option(name: str, valid: tuple[str, ...], default: str | None, text: str) -> None:
-        words = f"{text} ({', '.join(valid)}; default: {default or 'the best the job finds'})"
-        parser.add_argument(
-            name, type=lambda given: _one_of(name, given, valid), default=default, metavar="NAME", help=words
+
+def _add_what(parser: Parser, several: bool) -> None:
+    what = parser.add_argument_group("what")
+    if several:
+        what.add_argument(
+            "--benchmark",
+            action=Several,
+            convert=benchmark_names,
+            metavar="NAME",
+            help="one or several benchmarks, or all ('main.py help benchmarks' lists them)",
         )
-
-    more = "; or several, separated by commas, or all" if several else ""
-    parser.add_argument(
-        "--benchmark",
-        type=benchmark_names if several else benchmark_name,
-        metavar="NAME",
-        help=f"what to run ({', '.join(BENCHMARKS)}{more})",
+        what.add_argument(
+            "--use_case",
+            action=Several,
+            convert=use_case_numbers,
+            metavar="N",
+            help="one or several use cases by number or name, or all ('main.py help use_cases')",
+        )
+    else:
+        what.add_argument("--benchmark", type=benchmark_name, metavar="NAME", help=", ".join(BENCHMARKS))
+        cases = ", ".join(f"{case.number} {case.name}" for case in USE_CASES.values() if case.number != VALIDATE)
+        what.add_argument("--use_case", type=use_case_number, metavar="N", help=cases)
+    what.add_argument(
+        "--size", type=chosen("size", SIZES), metavar="NAME", help="of the model: tiny or full (default: the preset's)"
     )
-    cases = ", ".join(f"{u.number} {u.name}" for u in USE_CASES.values() if u.number != VALIDATE)
-    parser.add_argument(
-        "--use_case",
-        type=use_case_numbers if several else use_case_number,
-        metavar="N",
-        help=f"how to run it ({cases}{more})",
-    )
-    option("--preset", tuple(PRESETS), "standard", "how long and how often to measure")
-    parser.add_argument(
-        "--size",
-        choices=("tiny", "full"),
-        help="of the model (default: the preset's, " + "; ".join(f"{p.name} {p.size}" for p in PRESETS.values()) + ")",
-    )
-    option("--precision", tuple(PRECISIONS), "fp32", "precision policy of both sides")
-    parser.add_argument(
+    what.add_argument(
         "--batch_sizes",
-        type=batch_sizes,
+        action=Several,
+        convert=batch_size,
         default=(),
-        metavar="N,N",
-        help="samples per step, each a row of its own; of weak scaling on each device (default: what fits the device; "
-        "of inference the preset's, "
-        + "; ".join(f"{p.name} {','.join(map(str, p.batch_sizes))}" for p in PRESETS.values())
-        + ")",
+        metavar="N",
+        help="samples per step, one row each; per device under weak scaling (default: what fits the device)",
     )
-    parser.add_argument(
+    what.add_argument(
         "--products",
-        type=products,
+        action=Several,
+        convert=product,
         default=(),
-        metavar="NAME,NAME",
-        help=f"of per-sample gradients ({', '.join(PRODUCTS)}; default: each of them)",
+        metavar="NAME",
+        help=f"of per-sample gradients: {', '.join(PRODUCTS)} (default: all)",
     )
-    parser.add_argument(
+    what.add_argument(
         "--microbatch",
         type=count,
         metavar="N",
-        help="samples whose gradients are made at once, a divisor of the batch size (default: what fits the device)",
+        help="samples whose gradients are computed at once, a divisor of the batch size (default: what fits)",
     )
-    parser.add_argument("--nodes", type=count, metavar="N", help="of use cases with many devices (default: 1)")
-    parser.add_argument(
-        "--devices", type=count, metavar="N", help="on each node, of these use cases (default: all that it has)"
-    )
-    words = "; ".join(f"{name}: {text}" for name, text in modes.MODES.items())
-    waterfall = f"{modes.WATERFALL}: all from default to tuned, a switch at a time, with --paired; " if several else ""
-    parser.add_argument(
-        "--mode",
-        type=lambda given: given if several and given == modes.WATERFALL else mode(given),
-        default=modes.DEFAULT,
-        metavar="NAME",
-        help=f"{words}; {waterfall}and from there switches, as in default+compile, tuned-channels_last, "
-        f"default+threads=1: {', '.join(dict.fromkeys(switch.name for switch in modes.SWITCHES))} "
-        f"(default: {modes.DEFAULT})",
-    )
-    words = "; ".join(f"{name}: {text}" for name, text in SCALINGS.items())
-    option("--scaling", tuple(SCALINGS), WEAK, f"what stays the same as devices are added, {words}")
-    option("--device", DEVICE_KINDS, None, "kind of device")
-    parser.add_argument(
+    what.add_argument(
         "--weights",
         type=weights_source,
         metavar="SOURCE",
-        help=f"initial weights of both sides: '{PRETRAINED}' (torchvision's own), or a file: a checkpoint in "
-        f"torchvision's format or {SAFETENSORS} (default: made from the seed)",
+        help=f"initial weights: {PRETRAINED} (torchvision's), or a checkpoint file (default: drawn from the seed)",
     )
 
 
-FILTERS = ("benchmark", "framework", "target", "state", "group")
+def _add_how(parser: Parser, several: bool) -> None:
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--preset",
+        type=chosen("preset", tuple(PRESETS)),
+        default="standard",
+        metavar="NAME",
+        help=f"how long and how often to measure: {', '.join(PRESETS)} (default: standard)",
+    )
+    how.add_argument(
+        "--precision",
+        type=chosen("precision", tuple(PRECISIONS), PRECISION_SYNONYMS),
+        default="fp32",
+        metavar="NAME",
+        help=f"of both sides: {', '.join(PRECISIONS)} (default: fp32)",
+    )
+    names = ", ".join([*modes.MODES, *([modes.WATERFALL] if several else [])])
+    how.add_argument(
+        "--mode",
+        type=mode_or_waterfall if several else mode,
+        default=modes.DEFAULT,
+        metavar="NAME",
+        help=f"{names}; switches are turned by + and -, as in default+compile ('main.py help modes')",
+    )
 
 
-def add_selection(parser: argparse.ArgumentParser, done: str) -> None:
-    """The options that choose runs, the same for every command that takes several; ``done`` says what becomes of them.
+def _add_where(parser: Parser) -> None:
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--device",
+        type=chosen("device", DEVICE_KINDS, DEVICE_SYNONYMS),
+        metavar="NAME",
+        help=f"kind of device: {', '.join(DEVICE_KINDS)} (default: the best that the job finds)",
+    )
+    where.add_argument("--nodes", type=count, metavar="N", help="for use cases 2 and 4 (default: 1)")
+    where.add_argument("--devices", type=count, metavar="N", help="per node, for use cases 2 and 4 (default: all)")
+    where.add_argument(
+        "--scaling",
+        type=chosen("scaling", tuple(SCALINGS)),
+        default=WEAK,
+        metavar="NAME",
+        help="weak: the batch of each device stays the same; strong: the batch of all (default: weak)",
+    )
 
-    Kept under names of their own: the options that start a job are called the same.
-    """
-    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"only these are {done}: run ids, or how they begin")
+
+FILTERS = ("benchmark", "framework", "target", "state", "group", "user")
+
+
+def add_selection(parser: Parser, done: str) -> None:
+    """The options that choose runs, the same for every command that takes several. ``done``: what becomes of them."""
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"run ids, or how they begin; only these are {done}")
+    types: dict[str, Callable[[str], str]] = {
+        "benchmark": benchmark_name,
+        "framework": chosen("framework", (*FRAMEWORKS, "paired"), FRAMEWORK_SYNONYMS),
+        "state": chosen("state", STATUSES),
+    }
     for name in FILTERS:
-        choices = STATUSES if name == "state" else None
-        parser.add_argument(
-            f"--{name}", dest=f"only_{name}", choices=choices, metavar="NAME", help=f"only runs of this {name}"
-        )
+        parser.add_argument(f"--{name}", type=types.get(name, str), metavar="NAME", help=f"only runs of this {name}")
 
 
 def has_selection(args: argparse.Namespace) -> bool:
-    """Whether the options of ``add_selection`` say anything."""
-    return bool(args.runs) or any(getattr(args, f"only_{name}") is not None for name in FILTERS)
+    """Whether the options of ``add_selection`` choose anything."""
+    return bool(args.runs) or any(getattr(args, name) is not None for name in FILTERS)

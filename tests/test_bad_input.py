@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Main, clean_environment, interpreter, rows_of
-from golden import regenerate
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 
@@ -21,93 +20,6 @@ def test_dry_run_prints_exactly_what_it_writes_and_needs_no_framework(main: Main
     for name in written:
         assert (checkout / "slurm_scripts" / name).read_text() in done.stdout
     assert not (checkout / "results" / "runs").exists()
-
-
-def test_the_command_line_is_pinned() -> None:
-    assert regenerate.command_line() == (regenerate.GOLDEN / "help.txt").read_text(), regenerate.REMEDY
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--benchmark", "resnet5", "--use_case", "1"], "unknown benchmark 'resnet5'; valid: resnet50, vit_b16, "),
-        (["--benchmark", "mnist", "--use_case", "9"], "unknown use case '9'; valid: 1, 2, 3, 4, 5, train_single,"),
-        (
-            ["--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "1,0"],
-            "'0' is no batch size; valid: numbers from",
-        ),
-        (["--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "-8"], "'-8' is no batch size"),
-        (["--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "8,many"], "'many' is no batch size"),
-        (
-            ["--benchmark", "mnist,resnet5", "--use_case", "1"],
-            "unknown benchmark 'resnet5'; valid: resnet50, vit_b16, ",
-        ),
-        (["--benchmark", "mnist", "--use_case", "1,"], "unknown use case ''; valid: 1, 2, 3"),
-        (
-            ["--benchmark", "mnist", "--use_case", "3", "--products", "norms,hessian"],
-            "unknown product 'hessian'; valid: materialised, norms, clipped_sum",
-        ),
-        (
-            ["--benchmark", "mnist", "--use_case", "1", "--products", "norms"],
-            "--products is for use cases 3 (per_sample_gradients_single) and 4 (per_sample_gradients_multi) alone",
-        ),
-        (["--benchmark", "mnist", "--use_case", "1,5", "--devices", "2"], "--devices is for use cases 2 (train_multi)"),
-        (["--benchmark", "mnist", "--use_case", "2", "--devices", "0"], "'0': a number from 1 on is valid"),
-        (
-            ["--benchmark", "mnist", "--use_case", "2", "--devices", "9"],
-            "target 'local' gives 2 devices per node at most; 9 asked for",
-        ),
-        (["--benchmark", "mnist", "--use_case", "2", "--nodes", "3"], "target 'local' gives 1 nodes at most; 3 asked"),
-        (
-            ["--benchmark", "mnist", "--use_case", "4", "--devices", "1"],
-            "several devices are needed, and 1 node with 1 is what target 'local' gives or was asked for",
-        ),
-        (
-            ["--benchmark", "mnist,gnn", "--use_case", "2,4", "--devices", "1"],
-            "target 'local' takes none of it: nothing is left to run",
-        ),
-        (
-            ["--benchmark", "mnist", "--use_case", "2", "--scaling", "strong", "--batch_sizes", "9"],
-            "batch size 9 does not divide among 2 devices",
-        ),
-        (
-            ["--benchmark", "mnist", "--use_case", "3", "--batch_sizes", "9", "--microbatch", "4"],
-            "microbatch 4 does not divide the batch size on a device, 9",
-        ),
-        (["--benchmark", "mnist", "--use_case", "1", "--framework", "tf"], "invalid choice: 'tf'"),
-        (
-            ["--benchmark", "mnist", "--use_case", "1", "--preset", "long"],
-            "'long'; valid: smoke, standard, publication",
-        ),
-        (["--benchmark", "mnist", "--use_case", "1", "--device", "fpga"], "'fpga'; valid: cpu, gpu, tpu, mps"),
-        (["--benchmark", "mnist", "--use_case", "1", "--precision", "fp8"], "'fp8'; valid: fp32, tf32, bf16"),
-        (
-            ["--benchmark", "mnist", "--use_case", "1", "--target", "mars"],
-            "unknown target 'mars'; valid in cluster.yaml: local, h100",
-        ),
-        (["--benchmark", "mnist", "--use_case", "1", "--target", "a;b"], "'a;b' is no target's name"),
-        (["--benchmark", "mnist", "--use_case", "1", "--target", "$(id)"], "is no target's name"),
-        (["--benchmark", "mnist\n", "--use_case", "1"], "unknown benchmark 'mnist\\n'"),
-        (["--benchmark", "mnist"], "--benchmark and --use_case are needed"),
-        (["--bench=mnist"], "unrecognized arguments: --bench"),
-        ([], "--benchmark and --use_case are needed"),
-        (["logs", "nothing"], "no run 'nothing'"),
-        (["cancel", "../../etc"], "no run '../../etc'"),
-        (["launch"], "invalid choice: 'launch'"),
-        (["validate"], "the following arguments are required: --benchmark"),
-        (["validate", "--benchmark", "gpt"], "graphnet, gcn, vit_base, nlp, gnn, all"),
-        (["validate", "--benchmark", "nlp", "--size", "huge"], "invalid choice: 'huge'"),
-        (["validate", "--benchmark", "nlp", "--target", "h2000"], "unknown target 'h2000'"),
-        (["validate", "--benchmark", "nlp", "--weights", "none.pth"], "--weights none.pth: there is no such file"),
-        (["--benchmark", "nlp", "--use_case", "validate"], "'main.py validate --benchmark NAME' does both"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_named_and_nothing_is_started(
-    main: Main, checkout: Path, arguments: list[str], said: str
-) -> None:
-    refused(main(*arguments), said)
-    assert not (checkout / "results" / "runs").exists()
-    assert not list((checkout / "slurm_scripts").glob("*.sh"))
 
 
 def refused(done: "subprocess.CompletedProcess[str]", said: str) -> None:
@@ -197,9 +109,15 @@ def test_broken_idx_files_are_named_before_anything_starts(main: Main, checkout:
     assert not (checkout / "results" / "runs").exists()
 
 
-def test_a_device_that_is_not_there_fails_its_row_with_what_is(main: Main, checkout: Path) -> None:
-    done = main(*MNIST, "--framework", "pytorch", "--device", "mps", "--wait")
-    assert done.returncode == 1
+def test_a_device_that_is_not_there_is_refused_and_by_hand_fails_its_row_with_what_is(
+    main: Main, checkout: Path
+) -> None:
+    asked = (*MNIST, "--framework", "pytorch", "--device", "mps")
+    refused(main(*asked), "pytorch computes on mps on macOS only; take another --device")
+    assert not (checkout / "results" / "runs").exists()
+    command = [interpreter("pytorch"), "pytorch/run.py", *MNIST, "--device", "mps"]
+    done = subprocess.run(command, cwd=checkout, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
     (row,) = rows_of(checkout)
     assert row["status"] == "failed"
     assert row["cause"].startswith("input: ")

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import main as program
 import pytest
 from conftest import ROOT
 from golden import regenerate
@@ -17,8 +16,9 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from duel.catalogue import FRAMEWORKS
+from duel.cli import main as cli
 from duel.job import Job
-from duel.launch import cluster, directives, script
+from duel.launch import cluster, directives, schema, script
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
@@ -61,7 +61,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{name}"
         for kind in (field.annotation, *typing.get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from keys(kind, "" if kind is cluster.Target else f"{prefix}{name}.")
+                yield from keys(kind, "" if kind is schema.Target else f"{prefix}{name}.")
 
 
 def test_there_are_pages() -> None:
@@ -82,7 +82,7 @@ def test_each_command_line_is_one_of_main_py_s(page: Path) -> None:
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
             try:
-                program.command_line().parse_args(words)
+                cli.parsed(words)
             except SystemExit as end:
                 assert end.code == 0, f"{line}: {said.getvalue()}"  # --help
 
@@ -101,10 +101,10 @@ def test_each_target_of_make_is_one_of_the_makefile_s(page: Path) -> None:
 
 def test_every_key_of_cluster_yaml_is_explained_and_no_other() -> None:
     # The set-up lines of a variant have the keys of the target's.
-    known = [key for key in keys(cluster.Cluster) if not key.startswith("variants.setup.")]
+    known = [key for key in keys(schema.Cluster) if not key.startswith("variants.setup.")]
     assert sorted(explained(SITES, "key")) == sorted(known)
     placeholders = explained(SITES, "placeholder")
-    assert sorted(placeholders) == sorted(f"{{{name}}}" for name in cluster.PLACEHOLDERS)
+    assert sorted(placeholders) == sorted(f"{{{name}}}" for name in schema.PLACEHOLDERS)
 
 
 EXAMPLES = [pytest.param(text, id=f"{page.stem} {n}") for page in PAGES for n, text in enumerate(fragments(page))]
@@ -127,7 +127,7 @@ def test_each_example_of_cluster_yaml_is_taken_and_makes_scripts(text: str, tmp_
                 job = Job(framework, "resnet50", 1, "standard", "fp32", None, name)
                 assert script.render(job, target, Path("/opt/duel"))
         for variant in target.variants:
-            assert variant.directives or variant.launcher or variant.setup != cluster.Setup()
+            assert variant.directives or variant.launcher or variant.setup != schema.Setup()
 
 
 def test_there_are_examples() -> None:

@@ -114,7 +114,7 @@ def test_one_command_plans_all_its_modes(main: Main) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--device", "cpu"], "--mode waterfall is told by ratios, which --paired measures"),
+        (["--device", "cpu"], "--mode waterfall needs --paired"),
         (["--paired"], "--device cpu|gpu|tpu|mps is needed here, or targets.local.device in"),
         (["--paired", "--device", "tpu"], "waterfall: tuned turns no switch of train_single of resnet50 on a tpu"),
     ],

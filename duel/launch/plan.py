@@ -1,16 +1,16 @@
 """From the command line to the jobs: benchmarks times use cases times frameworks, as far as the target goes."""
 
 import argparse
-import sys
 from typing import Any
 
 from duel import modes
 from duel.catalogue import DEVICE_KINDS, FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch.cluster import Cluster, Target
+from duel.launch.schema import Cluster, Target
 from duel.options import VARIANTS
 from duel.results import Results
+from duel.terminal import Table, warn
 
 
 def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[Job]:
@@ -19,7 +19,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
     frameworks = [args.framework] if args.framework else [PAIRED] if args.paired else []
     for framework in FRAMEWORKS if not frameworks else ():
         if getattr(target.python, framework) is None:
-            print(f"{framework}: left out, target {name!r} has no interpreter for it", file=sys.stderr)
+            warn(f"{framework}: left out, target {name!r} has no interpreter for it")
         else:
             frameworks.append(framework)
     planned = []
@@ -36,14 +36,14 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
             except UserError as error:
                 if len(args.use_case) == 1:
                     raise
-                print(f"{benchmark}, use case {use_case}: left out, {error}", file=sys.stderr)
+                warn(f"{benchmark}, use case {use_case}: left out, {error}")
                 continue
             try:
                 chosen = _modes(args, name, target, benchmark, use_case)
             except UserError as error:
                 if len(args.benchmark) * len(args.use_case) == 1:
                     raise
-                print(f"{benchmark}, use case {use_case}: left out, {error}", file=sys.stderr)
+                warn(f"{benchmark}, use case {use_case}: left out, {error}")
                 continue
             options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
             _check_batches(options, nodes * devices)
@@ -86,8 +86,8 @@ def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, 
         nodes = min(target.nodes, 2)
     if nodes * devices < 2:
         raise UserError(
-            f"several devices are needed, and {nodes} node with {devices} is what target {name!r} gives or was asked "
-            f"for (--nodes, --devices; cluster.yaml: targets.{name}.nodes, targets.{name}.devices_per_node)"
+            f"use cases 2 and 4 need at least 2 devices, but 1 node x 1 device was selected on target {name!r} "
+            f"(--nodes, --devices; cluster.yaml: targets.{name}.nodes, targets.{name}.devices_per_node)"
         )
     return nodes, devices
 
@@ -103,21 +103,18 @@ def _check_batches(options: dict[str, Any], devices: int) -> None:
             raise UserError(f"--microbatch: microbatch {microbatch} does not divide the batch size on a device, {each}")
 
 
-def table(planned: list[Job]) -> str:
+def table(planned: list[Job]) -> Table:
     """What would be started, a line for each benchmark in each use case and mode."""
     pairs: dict[tuple[str, int, str], list[Job]] = {}
     for job in planned:
         pairs.setdefault((job.benchmark, job.use_case, job.mode), []).append(job)
-    lines = [("benchmark", "use case", "mode", "frameworks", "devices", "rows")]
+    lines = []
     for (benchmark, use_case, mode), sides in pairs.items():
         job = sides[0]
         devices = f"{job.nodes} x {job.devices_per_node}" if job.nodes > 1 else str(job.devices_per_node)
         rows = sum(len(side.rows()) for side in sides)
         names = ", ".join(name for side in sides for name in side.frameworks)
         names += " in turn" if job.framework == PAIRED else ""
-        lines.append((benchmark, f"{use_case} {USE_CASES[use_case].name}", mode, names, devices, str(rows)))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-    return f"{text}\n{sum(len(job.rows()) for job in planned)} rows by {len(planned)} scripts"
+        lines.append([benchmark, f"{use_case} {USE_CASES[use_case].name}", mode, names, devices, str(rows)])
+    head = ["benchmark", "use case", "mode", "frameworks", "devices", "rows"]
+    return Table(head, lines, [f"{sum(len(job.rows()) for job in planned)} rows by {len(planned)} scripts"])

@@ -1,12 +1,20 @@
-"""Write the golden files anew from the code: ``make golden``. Read the difference before you commit it."""
+"""Rewrite the golden files from the code: ``make golden``. Read the difference before you commit it."""
 
+import contextlib
 import dataclasses
+import io
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from unittest import mock
 
 from duel.catalogue import DEVICE_KINDS, FRAMEWORKS, PAIRED
+from duel.cli import commands
+from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, script
 from duel.modes import SWITCHES
@@ -16,7 +24,7 @@ REMEDY = "if the change is meant, 'make golden' rewrites tests/golden and the ta
 GOLDEN = Path(__file__).resolve().parent
 ROOT = GOLDEN.parent.parent
 
-COMMANDS = ("", "status", "compare", "logs", "cancel", "collect", "publish", "doctor")
+TOPICS = ("", "benchmarks", "use_cases", "presets", "precisions", "modes", "submit", "status", "cancel", "resubmit")
 
 
 def scripts() -> dict[str, str]:
@@ -30,10 +38,39 @@ def scripts() -> dict[str, str]:
     return {f"{j.stem}-{j.target}.sh": script.render(j, targets[j.target], Path("/opt/duel")) for j in jobs}
 
 
+def mistakes() -> str:
+    """The command lines of golden/mistakes.txt, each with what it is answered by: the exit code, and standard error.
+
+    In a checkout without runs.
+    """
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        shutil.copy(ROOT / "cluster.yaml", root)
+        shutil.copytree(ROOT / "templates", root / "templates")
+        (root / "results").mkdir()
+        with mock.patch.object(commands, "ROOT", root), mock.patch.object(cli, "ROOT", root):
+            for line in (GOLDEN / "mistakes.txt").read_text().splitlines():
+                if line.startswith("$"):
+                    words = shlex.split(line[1:].replace("ESC", "\x1b"))
+                    found += [line, *_answer(words).replace(folder, "/opt/duel").splitlines()]
+    return "\n".join(found) + "\n"
+
+
+def _answer(words: list[str]) -> str:
+    answer = io.StringIO()
+    with contextlib.redirect_stderr(answer), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            code = cli.main(words)
+        except SystemExit as end:
+            code = end.code
+    return f"{code}: {answer.getvalue()}"
+
+
 def command_line() -> str:
-    """Every --help, 100 columns wide."""
-    words = [[sys.executable, "main.py", *command.split(), "--help"] for command in COMMANDS]
-    environment = os.environ | {"COLUMNS": "100"}
+    """Every --help, 80 columns wide."""
+    words = [[sys.executable, "main.py", "help", *topic.split()] for topic in TOPICS]
+    environment = os.environ | {"COLUMNS": "80"}
     texts = [
         subprocess.run(w, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout for w in words
     ]
@@ -71,6 +108,7 @@ def main() -> None:
     for name, text in scripts().items():
         (GOLDEN / name).write_text(text)
     (GOLDEN / "help.txt").write_text(command_line())
+    (GOLDEN / "mistakes.txt").write_text(mistakes())
     readme = ROOT / "results" / "README.md"
     head, mark, _ = readme.read_text().partition("|---|---|---|\n")
     readme.write_text(head + mark + columns())

@@ -1,0 +1,164 @@
+"""What each command does, with the options that ``duel.cli`` has checked. Each returns the exit code.
+
+Everything heavy is imported by the command that needs it, so that --help answers at once.
+"""
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from duel import ROOT, terminal
+from duel.errors import UserError
+from duel.options import has_selection
+from duel.terminal import say, warn
+
+if TYPE_CHECKING:
+    from duel.launch.views import Snapshot
+    from duel.results import Results, Run
+
+
+def submit(args: argparse.Namespace, results: "Results") -> int:
+    """Render one script for each benchmark, use case and framework, and start them on the target."""
+    from duel.launch import cluster, directives, plan, script
+    from duel.table import merge
+
+    described = cluster.load(ROOT / "cluster.yaml")
+    jobs = plan.jobs(args, described, results)
+    if len(args.benchmark) * len(args.use_case) > 1 or len({job.mode for job in jobs}) > 1:
+        terminal.show(plan.table(jobs))
+    if args.dry_run:
+        target = described.targets[jobs[0].target]
+        texts = [script.render(job, target) for job in jobs]
+        for path, text in zip(script.write(jobs, texts, say), texts, strict=True):
+            terminal.show_file(f"# {path.relative_to(ROOT)}\n{text}\n")
+            for warning in directives.warnings(directives.of_script(text)):
+                warn(f"warning: {warning}")
+        return 0
+    from duel.launch import submit
+
+    runs = submit.launch(jobs, described, results, say)
+    if not args.wait:
+        say("'python main.py status' shows them, 'python main.py compare' compares both sides")
+        return 0
+    from duel.launch import jobs as watching
+
+    finished = watching.wait(runs, results)
+    merge(results)
+    print_comparison(runs, results)
+    return 0 if finished else 1
+
+
+def compare(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import jobs
+
+    print_comparison(jobs.to_compare(args, results), results)
+    return 0
+
+
+def print_comparison(runs: "list[Run]", results: "Results") -> None:
+    """What ``--wait`` ends with, and all that ``compare`` does."""
+    from duel.launch import cluster
+    from duel.report import compare
+
+    try:
+        default = cluster.load(ROOT / "cluster.yaml").default
+    except UserError:  # records are read without it; a command then names its target
+        default = None
+    terminal.show(*compare.report(runs, results, default))
+
+
+def status(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import display, jobs, state
+
+    def chosen(look: "Snapshot") -> "Snapshot":
+        look = state.with_verdicts(look, results)
+        runs = jobs.select(look.runs, args, results)
+        return look.only(runs) if len(runs) < len(look.runs) else look
+
+    if args.json:
+        look = chosen(state.look(results))
+        print(json.dumps([seen.to_json() for seen in look.runs], indent=1))
+        for note in look.notes:
+            warn(f"not known: {note}")
+    elif args.watch:
+        jobs.watch(results, chosen)
+    else:
+        terminal.show(display.table(chosen(state.look(results)), args.all))
+    return 0
+
+
+def logs(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import jobs
+
+    jobs.print_log(jobs.find(results, args.run), args.follow)
+    return 0
+
+
+def cancel(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import jobs, state
+    from duel.table import merge
+
+    if not has_selection(args):
+        raise UserError("name the runs to cancel, or choose them, as in 'main.py cancel --state queued'")
+    chosen = jobs.select(state.look(results).runs, args, results)
+    ended = jobs.cancel(results, [seen.run for seen in chosen], say)
+    merge(results)
+    return 0 if ended else 1
+
+
+def resubmit(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import cluster, resubmit
+
+    return resubmit.resubmit(args, cluster.load(ROOT / "cluster.yaml"), results, say)
+
+
+def sync(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import jobs, state, sync
+
+    chosen = jobs.select(state.look(results).runs, args, results)
+    if not chosen:
+        say("nothing to upload: no runs yet")
+    return 0 if sync.sync([seen.run for seen in chosen], say) else 1
+
+
+def collect(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import state
+    from duel.table import merge
+
+    for note in state.look(results).notes:  # what ended without a report is settled first
+        warn(f"not known: {note}")
+    rows = merge(results)
+    counts = {state: sum(row.status == state for row in rows) for state in dict.fromkeys(row.status for row in rows)}
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no rows yet"
+    say(f"{results.csv.relative_to(ROOT)}: {len(rows)} rows ({summary})")
+    return 0
+
+
+def validate(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import cluster, validate
+
+    described = cluster.load(ROOT / "cluster.yaml")
+    asked = (args.benchmark, args.size, args.weights, args.target)
+    return 0 if validate.validate(*asked, described, results, say) else 1
+
+
+def publish(args: argparse.Namespace, results: "Results") -> int:
+    from duel.report import published
+
+    published.publish(args.name, results, ROOT / "README.md", say)
+    return 0
+
+
+def init(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import init
+
+    return init.init(ROOT / "cluster.yaml", say)
+
+
+def doctor(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import cluster, doctor
+
+    described = cluster.load(ROOT / "cluster.yaml")
+    if args.target is None:
+        return doctor.run(described, results)
+    return doctor.prove(described, args.target, results, say)
