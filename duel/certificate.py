@@ -6,16 +6,16 @@ verified where that proof was made of the same code, weights, versions and size 
 
 import functools
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from duel import ROOT, files
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
+from duel.files import Damaged
 from duel.options import SAFETENSORS
 from duel.record import Row
 
-ROOT = Path(__file__).resolve().parent.parent
 FORMAT = 1
 STEPS = 10  # of the optimizer
 # AdamW's learning rate in a proof; SGD takes a tenth. Small, and not the recipe's: a network with random norms soon
@@ -29,6 +29,18 @@ TWIN_FILES = ("models/_layers.py", "network.py", *WORK_FILES, "weights.py", "dev
 SHARED_FILES = ("duel/measure/batches.py", "duel/measure/parameters.py")
 # And what the proof is: one that asked less is none for rows of today.
 PROOF_FILES = ("duel/measure/parity.py", "duel/report/parity.py")
+
+
+class Certificate(TypedDict):
+    """What is read of a certificate; ``duel.report.parity.certify`` makes it whole."""
+
+    format: int
+    code_sha256: str
+    weights_sha256: list[str]
+    versions: dict[str, dict[str, str]]  # of packages, by framework
+    precisions: list[str]
+    passed: bool
+    failures: list[str]
 
 
 def path(results: Path, benchmark: str, size: str, device_kind: str) -> Path:
@@ -58,22 +70,24 @@ def code_sha256(benchmark: str, size: str) -> str:
     return digest.hexdigest()
 
 
-def read(file: Path) -> dict[str, Any] | None:
+def read(file: Path) -> Certificate | None:
     """The certificate in ``file``; None where there is none. Raises UserError where it cannot be read."""
     try:
-        return _read(file, file.stat().st_mtime_ns)
-    except FileNotFoundError:
+        return _read(file, file.lstat().st_mtime_ns)
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 @functools.lru_cache(maxsize=256)  # a table asks for the same few again and again
-def _read(file: Path, modified: int) -> dict[str, Any]:
+def _read(file: Path, modified: int) -> Certificate:
     try:
-        stored = json.loads(file.read_text())
-    except ValueError as error:
-        raise UserError(f"{file}: damaged, no JSON; 'python main.py validate' makes it anew") from error
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
-        raise UserError(f"{file}: not a certificate of format {FORMAT}; 'python main.py validate' makes it anew")
+        stored = files.fitting(files.read_object(file), Certificate, file.name)
+        if sides := stored["versions"].keys() ^ FRAMEWORKS.keys():
+            raise Damaged(f"{file.name} is damaged: versions of {', '.join(sorted(sides))}")
+        if stored["format"] != FORMAT:
+            raise Damaged(f"{file.name} is of format {stored['format']}; this version of Duel reads {FORMAT}")
+    except Damaged as error:
+        raise UserError(f"{file.parent}: {error}; 'python main.py validate' makes a new one") from error
     return stored
 
 
@@ -90,9 +104,9 @@ def verdict(row: Row, results: Path) -> str:
     run = f"run 'python main.py validate --benchmark {benchmark} --size {size} --target {row.target}{weights}'"
     if found is None:
         return f"unverified: no certificate; {run}"
-    wanted = {
+    wanted: dict[str, tuple[list[str | None], str | None]] = {
         "code": ([found["code_sha256"]], row.code_sha256),
-        "weights": (found["weights_sha256"], row.weights_sha256),
+        "weights": ([*found["weights_sha256"]], row.weights_sha256),
         f"{framework} version": ([found["versions"][framework].get(FRAMEWORKS[framework])], row.framework_version),
     }
     other = [name for name, (there, here) in wanted.items() if here not in there]
@@ -101,5 +115,6 @@ def verdict(row: Row, results: Path) -> str:
     if row.precision not in found["precisions"]:
         return f"unverified: the certificate covers {', '.join(found['precisions'])}; {run}"
     if not found["passed"]:
-        return f"{DISPROVED}both sides do NOT compute the same: {found['failures'][0]}; {run}"
+        why = next(iter(found["failures"]), "no reason is recorded")
+        return f"{DISPROVED}both sides do NOT compute the same: {why}; {run}"
     return VERIFIED

@@ -24,11 +24,13 @@ import io
 import json
 import math
 import statistics
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -63,7 +65,20 @@ TRIALS: Mapping[str, int] = {"fp32": 1, "float64": 1, "bf16": 2, "fp16": 2, "tf3
 FEW_STEPS = 10  # opening steps that are compared on their own: later ones magnify every rounding
 NAMED = 3  # deviations in a verdict
 
+UNPACKED_BYTES = 1 << 28
+Policy = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(BASE)})$")]
 Pass = dict[str, npt.NDArray[np.float64]]  # (1 + BUCKETS,): the norm, the projections
+
+
+class _About(msgspec.Struct):
+    """What a file has beside its arrays."""
+
+    policy: Policy
+    names: list[str]
+    shapes: list[list[int]]
+    floors: dict[str, dict[str, float]]
+    curves: tuple[list[float], list[float]]
+    notes: list[str]
 
 
 @dataclass
@@ -109,14 +124,19 @@ class Evidence:
     def from_bytes(cls, data: bytes) -> "Evidence":
         """Raises ValueError where ``data`` is not what ``to_bytes`` gives."""
         try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                size = sum(part.file_size for part in archive.infolist())
+            if size > UNPACKED_BYTES:
+                raise ValueError(f"{size} bytes; at most {UNPACKED_BYTES} are valid")
             with np.load(io.BytesIO(data)) as file:  # allow_pickle is off: nothing in it is executed
                 arrays = dict(file)
-            about = json.loads(str(arrays.pop("about")))
-            names = about["names"]
-            passes = {name: dict(zip(names, array, strict=True)) for name, array in arrays.items()}
-            shapes = {name: tuple(shape) for name, shape in zip(names, about["shapes"], strict=True)}
-            curve, moved_curve = about["curves"]
-            return cls(about["policy"], passes, shapes, about["floors"], curve, moved_curve, about["notes"])
+            about = msgspec.convert(json.loads(str(arrays.pop("about"))), _About)
+            for name, array in arrays.items():
+                if array.dtype != np.float64 or (about.names and array.shape[1:] != (1 + BUCKETS,)):
+                    raise ValueError(f"{name} has {array.dtype} numbers of shape {array.shape}")
+            passes = {name: dict(zip(about.names, array, strict=True)) for name, array in arrays.items()}
+            shapes = {name: tuple(shape) for name, shape in zip(about.names, about.shapes, strict=True)}
+            return cls(about.policy, passes, shapes, about.floors, *about.curves, about.notes)
         except Exception as error:  # whatever numpy, zipfile and json raise for bytes that somebody has changed
             raise ValueError(f"not an evidence file: {error}") from error
 
@@ -222,7 +242,7 @@ def finer(side: Evidence, other: Evidence) -> str:
 
 def _follows(side: Evidence) -> dict[str, float]:
     """By kind the median over its tensors of ‖"grain 2" - 2 "grain 1"‖, relative to the former."""
-    if "before, grain 2" not in side.passes:
+    if not {"before", "before, grain 1", "before, grain 2"} <= side.passes.keys():
         return {}
     before, once, twice = (side.passes[name] for name in ("before", "before, grain 1", "before, grain 2"))
     kinds: dict[str, list[float]] = {}
@@ -248,7 +268,8 @@ def curves_apart(one: Evidence, other: Evidence) -> list[str]:
         whole, apart = sum(map(abs, ours)), _between(ours, others)
         moved = min(_between(side.curve[:count], side.moved_curve) for side in (one, other))
         if not apart <= max(OPENING[policy] * whole, TIMES[policy] * moved):
-            text = f"apart by {apart / whole:.1e} to step {len(ours)}, rounding moves them by {moved / whole:.0e}"
+            size = whole or 1.0
+            text = f"apart by {apart / size:.1e} to step {len(ours)}, rounding moves them by {moved / size:.0e}"
             return [f"opening losses ({text}; {ours[-1]:.6g} | {others[-1]:.6g})"]
     return []
 

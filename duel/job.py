@@ -2,9 +2,12 @@
 
 import hashlib
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from duel.catalogue import (
     BENCHMARKS,
@@ -12,25 +15,28 @@ from duel.catalogue import (
     INFERENCE,
     MANY,
     PAIRED,
+    PRECISIONS,
     PRESETS,
     PRODUCTS,
     USE_CASES,
     VALIDATE,
     WEAK,
 )
-from duel.errors import UserError
+from duel.files import RUN_ID, stamp
 from duel.modes import DEFAULT
 from duel.record import COLUMNS, NOT_HERE, Row, digest
-from duel.results import RUN_ID, Run, stamp
 
 SEED = 0
-ROOT = Path(__file__).resolve().parent.parent
 MOST_LETTERS = 60
 RENDERED, EDITED = "rendered", "edited by hand"
 CURVE = ("learning_rate", "loss_first", "loss_last", "loss_steps", "accuracy")
 LATENCY = tuple(column for column in COLUMNS if column.startswith("latency_"))
 PASSES = ("forward_seconds", "gradient_seconds")
 SCALED = ("scaling_efficiency", "collective_seconds")
+# What launch.json may hold: the words become options of run.py and parts of names, the directives lines of a script.
+Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*\Z")]
+Directive = Annotated[str, msgspec.Meta(pattern=r"^--?[A-Za-z][^\x00-\x1f\x7f-\x9f]*\Z")]
+Count = Annotated[int, msgspec.Meta(ge=1)]
 _SEAL = "# sha256 of the other lines: "
 
 
@@ -39,28 +45,35 @@ class Job:
     """One framework's script, or that of both in turn. ``device`` is None where the job is to find the best itself."""
 
     framework: str
-    benchmark: str
+    benchmark: Word
     use_case: int
-    preset: str
-    precision: str
-    device: str | None
-    target: str
-    nodes: int = 1
-    devices_per_node: int = 1
-    changes: tuple[str, ...] = ()  # directives of this attempt alone, such as a longer --time
-    attempt: int = 1
+    preset: Word
+    precision: Word
+    device: Word | None
+    target: Word
+    nodes: Count = 1
+    devices_per_node: Count = 1
+    changes: tuple[Directive, ...] = ()  # directives of this attempt alone, such as a longer --time
+    attempt: Count = 1
     weights: str | None = None  # a safetensors file, as run.py will find it; None: made from the seed
-    batch_sizes: tuple[int, ...] = ()  # empty: the preset's for inference, else what fits the device
-    products: tuple[str, ...] = ()  # of per-sample gradients; empty: all
-    microbatch: int | None = None  # of per-sample gradients; None: what the job finds to fit
-    scaling: str = WEAK  # of many devices
-    mode: str = DEFAULT
-    size: str | None = None  # of the benchmark; None: the preset's
+    batch_sizes: tuple[Count, ...] = ()  # empty: the preset's for inference, else what fits the device
+    products: tuple[Word, ...] = ()  # of per-sample gradients; empty: all
+    microbatch: Count | None = None  # of per-sample gradients; None: what the job finds to fit
+    scaling: Word = WEAK  # of many devices
+    mode: Word = DEFAULT
+    size: Word | None = None  # of the benchmark; None: the preset's
 
     def __post_init__(self) -> None:
         assert self.framework in (*FRAMEWORKS, PAIRED)
         for name in ("changes", "batch_sizes", "products"):  # JSON has lists for them
             object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def unknown(self) -> str:
+        """What this version of Duel does not have of it, by name; empty where it can be started."""
+        known: dict[str, Container[Any]] = {"benchmark": BENCHMARKS, "use_case": USE_CASES}
+        known |= {"preset": PRESETS, "precision": PRECISIONS}
+        return ", ".join(f"{name} {value}" for name in known if (value := getattr(self, name)) not in known[name])
 
     @property
     def frameworks(self) -> tuple[str, ...]:
@@ -179,15 +192,6 @@ class Job:
             for framework in (self.frameworks[::-1] if repeat % 2 else self.frameworks)
             for place, count in enumerate(counts)
         ]
-
-
-def group(run: Run) -> str:
-    """What both sides of a pair have in common, through all attempts; by hand the id without its framework."""
-    try:
-        pair = run.launch().get("pair")
-    except UserError:  # damaged, which 'status' shows; no reason not to measure
-        pair = None
-    return str(pair or run.id.partition("_")[2])
 
 
 def seal(text: str) -> str:

@@ -7,10 +7,14 @@ its reason in the column ``missing``; it is never zero.
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any
+
+from duel.catalogue import FRAMEWORKS, USE_CASES
+from duel.files import RUN_ID, Damaged, fitting
 
 QUEUED, RUNNING = "queued", "running"
 FINISHED, FAILED, CANCELLED, LOST, SKIPPED = "finished", "failed", "cancelled", "lost", "skipped"
@@ -35,6 +39,10 @@ CELL = (
     "microbatch",
     "weights",
 )
+
+# These become parts of paths; and of these ratios and their logarithms are made.
+PARTS_OF_PATHS = ("run_id", "benchmark", "size", "device_kind")
+RATIOS = ("throughput", "step_seconds_p50", "compile_seconds", "first_step_seconds")
 
 NOT_YET = "not reached"
 NOT_HERE = "no part of this use case"
@@ -116,6 +124,7 @@ class Row:
     )
     status: str | None = column("one of: " + ", ".join(STATUSES))
     cause: str | None = column("why it is not finished, in words")
+    why: str | None = column("the kind of that reason, such as 'input', 'code' or 'out of memory'")
     partial: str | None = column("of a row that ended early: on how much of the measurement its figures stand")
     steady: bool | None = column("whether blocks showed no trend when the warm-up ended")
     warmup_steps: int | None = column("steps before the first timed one", "steps")
@@ -212,28 +221,64 @@ class Row:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, text: str) -> "Row":
-        """Raises ValueError where ``text`` is not a row (a newer column is not an error: it is left out)."""
-        values = json.loads(text)
-        if not isinstance(values, dict) or "run_id" not in values:
-            raise ValueError("not a row: a JSON object with a run_id was expected")
-        return cls(**{name: value for name, value in values.items() if name in COLUMNS})
+    def from_dict(cls, values: dict[str, Any], name: str) -> "Row":
+        """Raises Damaged, which begins with ``name``, where ``values`` are no row's. Newer columns are left out."""
+        row = fitting(values, cls, name)
+        if not row.run_id:
+            raise Damaged(f"{name} is damaged: it has no run_id")
+        row.check(name)
+        return row
+
+    def check(self, name: str) -> None:
+        """Raises Damaged, which begins with ``name``, where a column that others are chosen by has no valid value."""
+        for column_name, valid in (("status", STATUSES), ("framework", FRAMEWORKS), ("use_case", USE_CASES)):
+            value = getattr(self, column_name)
+            if value is not None and value not in valid:
+                raise Damaged(f"{name} is damaged: {column_name} {value!r}; valid: {', '.join(map(str, valid))}")
+        if self.row is not None and self.row < 0:
+            raise Damaged(f"{name} is damaged: row {self.row}")
+        if not set(self.missing) <= set(COLUMNS):
+            raise Damaged(f"{name} is damaged: missing names what is no column")
+        for column_name in PARTS_OF_PATHS:
+            value = getattr(self, column_name)
+            if value is not None and not RUN_ID.fullmatch(value):
+                raise Damaged(f"{name} is damaged: {column_name} {value[:40]!r}")
+        for column_name in RATIOS:
+            value = getattr(self, column_name)
+            if value is not None and not 0 <= value < math.inf:
+                raise Damaged(f"{name} is damaged: {column_name} {value}")
+        if self.variables is not None:
+            _check_variables(self.variables, name)
 
     def to_csv(self) -> list[str]:
         """One text per column. Every empty column has a reason, if only that the row did not reach it."""
         values = self.to_dict()
         reasons = {name: self.missing.get(name, NOT_YET) for name in COLUMNS[:-1] if values[name] is None}
         if self.status == FINISHED:
-            for name in ("cause", "partial"):  # a finished row needs none
+            for name in ("cause", "why", "partial"):  # a finished row needs none
                 reasons.pop(name, None)
         values["missing"] = json.dumps(reasons)
         return ["" if value is None else str(value) for value in values.values()]
 
     @classmethod
     def from_csv(cls, texts: dict[str, str]) -> "Row":
-        """The row that ``to_csv`` wrote; ``texts`` maps column names to texts."""
-        values: dict[str, Any] = {name: _parse(name, texts[name]) for name in COLUMNS[:-1] if texts.get(name)}
-        return cls(**values, missing=json.loads(texts.get("missing") or "{}"))
+        """The row that ``to_csv`` wrote; ``texts`` maps column names to texts. Raises Damaged where it is none."""
+        name = f"row {str(texts.get('row'))[:20]} of {str(texts.get('run_id'))[:96]}"
+        try:
+            values: dict[str, Any] = {name: _parse(name, texts[name]) for name in COLUMNS[:-1] if texts.get(name)}
+            values["missing"] = json.loads(texts.get("missing") or "{}")
+        except (ValueError, RecursionError) as error:
+            raise Damaged(f"{name} is damaged: {error}") from error
+        return cls.from_dict(values, name)
+
+
+def _check_variables(text: str, name: str) -> None:
+    """Raises Damaged, which begins with ``name``, where ``text`` is not what ``duel.variables.record`` gives."""
+    try:
+        stored = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{name} is damaged: variables: {error}") from error
+    fitting(stored, dict[str, dict[str, str]], f"{name}: variables")
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))

@@ -1,11 +1,11 @@
-"""The results folder: who writes which file, and how the state of a run is told from them.
+"""The results folder: who writes which file, and what a run's folder says.
 
     results/results.csv            derived from the row files; any process may rebuild it, readers see it whole
     results/parity/                certificates that both sides compute the same (duel.certificate)
     results/weights/               what --weights gave, as safetensors files that both sides read
     results/runs/<run_id>/
         script.sh                  the text that was started
-        launch.json                what the driver did to start it, and Slurm's last word on it; the driver's alone
+        launch.json                what the driver did to start it, and Slurm's last report; the driver's alone
         status.json                what the run is doing; rewritten whole, by one owner at a time
         metrics.jsonl              one line per event, each by one write
         rows/<number>.json         one per measured point
@@ -20,123 +20,28 @@
 Files are replaced atomically in their own folder, so a kill at any instant leaves the old or the new text.
 """
 
-import contextlib
-import csv
-import fcntl
-import io
+import dataclasses
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
-from duel import certificate, comparability
-from duel.catalogue import VALIDATE
+from duel import files
 from duel.errors import UserError
-from duel.record import COLUMNS, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, TERMINAL, Row
+from duel.files import RUN_ID, Damaged, process_started, utc, write_atomically
+from duel.record import FAILED, FINISHED, LOST, QUEUED, SKIPPED, TERMINAL, Row
+from duel.status import LaunchRecord, Owner, Progress, Status, plain
 
-if TYPE_CHECKING:
-    from duel.evidence import Evidence
-
-RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
-HEARTBEAT_SECONDS = 5.0
-LOST_AFTER_SECONDS = 120.0
-FORMAT = 1  # of status.json and launch.json; a larger one was written by a newer version
-
-
-def utc(seconds: float | None = None) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def stamp() -> str:
-    """What makes a run id unique, and sorts by time: UTC to 1/256 s, and 4 random hex digits."""
-    now = time.time()
-    return f"{time.strftime('%y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 256):02x}{os.urandom(2).hex()}"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, whole and durable, or leave it as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
-    try:
-        with open(temporary, "x", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def locked(path: Path, wait: bool, shared: bool = False) -> Iterator[TextIO | None]:
-    """Hold the lock file ``path``; yields it, or None where it is not held (never, with ``wait``).
-
-    ``shared``: beside others that share it, and nobody else.
-
-    The kernel frees it when the last process that has this very file open is dead.
-    """
-    with open(path, "a") as file:
-        held: TextIO | None = file
-        try:
-            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            held = None
-        yield held
-
-
-def process_started(pid: int) -> str | None:
-    """When process ``pid`` of this machine started, in a form to compare; None if it is not there (or a zombie).
-
-    A bare pid is not enough: the kernel uses numbers again.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else fields[19]
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-    try:  # no /proc: macOS
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return "alive"
-
-
-def this_process() -> dict[str, Any]:
-    """Who owns a status: enough to ask later whether it still lives."""
-    return {"host": os.uname().nodename, "pid": os.getpid(), "started": process_started(os.getpid())}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in ``path``; empty where there is none. Raises UserError where it is damaged or too new."""
-    try:
-        stored = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise UserError(f"its {path.name} is damaged") from error
-    if not isinstance(stored, dict):
-        raise UserError(f"its {path.name} is damaged")
-    if stored.get("format", FORMAT) != FORMAT:
-        raise UserError(
-            f"its {path.name} is of another version of Duel (format {stored['format']}; this one reads {FORMAT})"
-        )
-    return stored
-
-
-def _alive(owner: dict[str, Any], age: float) -> bool:
-    if "slurm_job_name" in owner:
-        return True  # waiting in Slurm's queue: only Slurm can say otherwise
-    if owner.get("host") == os.uname().nodename:
-        return process_started(int(owner["pid"])) == str(owner["started"])
-    return age < LOST_AFTER_SECONDS
+NOBODY = Owner()
+_ROW_FILE = re.compile(r"[0-9]{3,6}\.json")
+_HALF_MADE = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9._-]*\.[0-9]{1,9}")  # as ``Run.create`` calls it
+MOST_LOSS = 1e300  # an integer beyond it is no float; NaN is left out, too
+NOBODY = Owner()  # holds a run until somebody says so
+LITTER_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +78,11 @@ class Run:
 
     def evidence_files(self, number: int) -> list[Path]:
         """Those of all ranks of row ``number``, in order."""
-        found = (self.folder / "evidence").glob(f"{number:03d}-*.npz")
+        found = [
+            path
+            for path in (self.folder / "evidence").glob(f"{number:03d}-*.npz")
+            if re.fullmatch(r"[0-9]{3,}-[0-9]{1,9}", path.stem)
+        ]
         return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
 
     @property
@@ -197,23 +106,29 @@ class Run:
         return self.folder / "launcher.txt"
 
     def create(
-        self, rows: list[Row], script: str | None = None, launch: dict[str, Any] | None = None, **status: Any
+        self,
+        rows: list[Row],
+        *,
+        owner: Owner = NOBODY,
+        target: str = "",
+        script: str | None = None,
+        launch: LaunchRecord | None = None,
     ) -> None:
         """Make the folder with all its planned rows, whole or not at all.
 
         A folder that exists already is an error (OSError).
         """
         new = Run(self.folder.with_name(f".{self.id}.{os.getpid()}"))
-        status |= {"run_id": self.id, "state": QUEUED, "queued": utc(), "updated": time.time(), "format": FORMAT}
+        status = Status(self.id, QUEUED, queued=utc(), updated=time.time(), owner=owner, target=target)
         try:
             new.rows_folder.mkdir(parents=True)
             # Plainly: nobody looks until the folder has its name.
             for number, row in enumerate(rows):
                 text = row.replace(run_id=self.id, row=number, status=QUEUED).to_json()
                 new.row_file(number).write_text(text, newline="")
-            new.status_file.write_text(json.dumps(status, indent=1) + "\n")
+            new.status_file.write_text(_text(status))
             if launch is not None:
-                new.launch_file.write_text(json.dumps(launch | {"format": FORMAT}, indent=1) + "\n")
+                new.launch_file.write_text(_text(launch))
             if script is not None:
                 new.script.write_text(script)
             os.rename(new.folder, self.folder)
@@ -226,57 +141,78 @@ class Run:
         write_atomically(self.row_file(row.row), row.to_json())
 
     def read_row(self, number: int) -> Row:
-        return Row.from_json(self.row_file(number).read_text())
+        """Raises Damaged where its file is no row."""
+        path = self.row_file(number)
+        row = Row.from_dict(files.read_object(path), path.name)
+        if (row.run_id, row.row) != (self.id, number):
+            raise Damaged(f"{path.name} is damaged: it is row {row.row} of {row.run_id}")
+        return row
 
     def write_status(self, **fields: Any) -> None:
-        """Merge ``fields`` into status.json. Only the run's owner of the moment calls this."""
-        merged = self.stored_status() | fields | {"updated": time.time(), "format": FORMAT}
-        write_atomically(self.status_file, json.dumps(merged, indent=1) + "\n")
+        """Change ``fields`` in status.json. Only the run's owner of the moment calls this."""
+        changed = dataclasses.replace(self.stored_status(), **fields, updated=time.time())
+        write_atomically(self.status_file, _text(dataclasses.replace(changed, run_id=self.id)))
 
     def write_launch(self, **fields: Any) -> None:
-        """Merge ``fields`` into launch.json. Only the driver calls this. Raises UserError where it is damaged."""
-        merged = self.launch() | fields | {"format": FORMAT}
-        write_atomically(self.launch_file, json.dumps(merged, indent=1) + "\n")
+        """Change ``fields`` in launch.json. Only the driver calls this. Raises Damaged where it is."""
+        write_atomically(self.launch_file, _text(dataclasses.replace(self.launch(), **fields)))
 
-    def launch(self) -> dict[str, Any]:
-        """launch.json; empty for a script started by hand. Raises UserError where it is damaged or too new."""
-        return _read_json(self.launch_file)
+    def launch(self) -> LaunchRecord:
+        """launch.json; empty for a script started by hand. Raises Damaged where it is, or is another version's."""
+        try:
+            return files.read_record(self.launch_file, LaunchRecord)
+        except FileNotFoundError:
+            return LaunchRecord()
+
+    @property
+    def group(self) -> str:
+        """What both sides of a pair have in common, through all attempts; by hand the id without its framework."""
+        try:
+            pair = self.launch().pair
+        except Damaged:  # which 'status' shows; no reason not to measure
+            pair = ""
+        return pair or self.id.partition("_")[2]
 
     def settle(self, **status: Any) -> None:
         """Write the run's end, and that of each row which has none yet."""
-        self.write_status(ended=utc(), phase="", **status)
+        self.write_status(ended=utc(), phase="", progress=Progress(), **status)
         for row in self.rows():
             ran = row.started is not None
             self.write_row(row.replace(ended=row.ended or utc()) if ran else row)
 
-    def stored_status(self) -> dict[str, Any]:
-        """status.json as it is; empty where there is none, ``lost`` where it is damaged."""
+    def stored_status(self) -> Status:
+        """status.json as it is; ``lost`` where there is none, or it is damaged."""
         try:
-            return _read_json(self.status_file)
-        except UserError as error:  # not ours to repair, and no reason to hide the other runs
-            return {"state": LOST, "cause": str(error)}
+            stored = files.read_record(self.status_file, Status)
+        except FileNotFoundError:
+            return Status(self.id, LOST, cause="damaged: its folder holds no status.json", why="infrastructure")
+        except Damaged as error:  # not ours to repair, and no reason to hide the other runs
+            return Status(self.id, LOST, cause=f"damaged: {error}", why="infrastructure")
+        return dataclasses.replace(stored, run_id=self.id)
 
-    def status(self) -> dict[str, Any]:
-        """status.json made true: a state whose owner has died is ``lost``. Adds ``age`` (s) since its last word."""
-        stored = {"run_id": self.id, "state": LOST, "cause": "its folder holds no status"} | self.stored_status()
-        stored["age"] = max(0.0, time.time() - stored.get("updated", 0.0))
-        if stored["state"] in (QUEUED, RUNNING) and not _alive(stored.get("owner", {}), stored["age"]):
-            doing = "started" if stored["state"] == QUEUED else "ended"
-            stored |= {"state": LOST, "cause": f"the process that held it died before the run {doing}"}
-        return stored
+    def status(self) -> Status:
+        """status.json made true: a state whose owner has died is ``lost``."""
+        return self.stored_status().true()
 
     def rows(self) -> list[Row]:
         """All planned rows, made true: a row that is not at its end although its run is takes the run's state."""
         status = self.status()
         rows = []
-        for path in sorted(self.rows_folder.glob("*.json")):
+        try:
+            names = sorted(name for name in os.listdir(self.rows_folder) if _ROW_FILE.fullmatch(name))
+        except OSError:  # there is none, or no folder
+            names = []
+        for name in names:
+            number = int(name.partition(".")[0])
             try:
-                row = Row.from_json(path.read_text())
-            except ValueError:
-                row = Row(run_id=self.id, row=int(path.stem), status=LOST, cause=f"its {path.name} is damaged")
-            if status["state"] in TERMINAL and row.status not in TERMINAL:
-                state = FAILED if status["state"] in (FINISHED, SKIPPED) else status["state"]
-                row = row.replace(status=state, cause=status.get("cause") or "its run ended without it")
+                row = self.read_row(number)
+            except FileNotFoundError:  # gone since, or a link to nowhere
+                continue
+            except Damaged as error:
+                row = Row(run_id=self.id, row=number, status=LOST, cause=f"damaged: {error}", why="infrastructure")
+            if status.state in TERMINAL and row.status not in TERMINAL:
+                state = FAILED if status.state in (FINISHED, SKIPPED) else status.state
+                row = row.replace(status=state, cause=status.cause or "its run ended without it", why=status.why)
             rows.append(row)
         return rows
 
@@ -284,38 +220,28 @@ class Run:
         """The lines of metrics.jsonl, and how many could not be read (a kill can tear the last one)."""
         events, torn = [], 0
         try:
-            text = self.metrics.read_text(errors="replace")
-        except FileNotFoundError:
+            text = files.read(self.metrics, files.LOG_BYTES).decode(errors="replace")
+        except (FileNotFoundError, Damaged):
             return [], 0
         for line in text.splitlines():
             try:
-                events.append(json.loads(line))
-            except json.JSONDecodeError:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                event = None
+            if isinstance(event, dict) and isinstance(event.get("event"), str):
+                events.append(event)
+            else:
                 torn += 1
         return events, torn
 
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file; none where there is none. Raises UserError where it is not one of ours."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            header = reader.fieldnames or []
-            if not {"run_id", "row", "missing"} <= set(header):
-                raise UserError(f"{path}: not a table of rows; delete it and run 'python main.py collect'")
-            return [Row.from_csv(texts) for texts in reader]
-    except FileNotFoundError:
-        return []
+    def losses(self) -> list[float]:
+        """The opening losses that metrics.jsonl has."""
+        found = [event.get("loss") for event in self.events()[0] if event["event"] == "loss"]
+        return [float(loss) for loss in found if isinstance(loss, int | float) and abs(loss) < MOST_LOSS]
 
 
-def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write ``rows`` to a CSV file, whole or not at all."""
-    text = io.StringIO(newline="")
-    # All quoted: a bare carriage return inside a text would otherwise end the line for readers.
-    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    writer.writerow(COLUMNS)
-    writer.writerows(row.to_csv() for row in rows)
-    write_atomically(path, text.getvalue())
+def _text(record: Any) -> str:
+    return json.dumps(plain(record), indent=1) + "\n"
 
 
 @dataclass(frozen=True)
@@ -357,63 +283,31 @@ class Results:
     def runs(self) -> list[Run]:
         """Every run, oldest first."""
         try:
-            entries = os.scandir(self.folder / "runs")
-            found = [Run(Path(entry.path)) for entry in entries if RUN_ID.fullmatch(entry.name) and entry.is_dir()]
-        except FileNotFoundError:
+            names = [name for name in os.listdir(self.folder / "runs") if RUN_ID.fullmatch(name)]
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(found, key=lambda run: _by_time(run.id))
+        found = [Run(self.folder / "runs" / name) for name in sorted(names, key=by_time)]
+        return [run for run in found if os.path.isdir(run.folder)]  # False for a link to itself, where Path may raise
 
-    def read_csv(self) -> list[Row]:
-        """The rows of results.csv. Raises UserError where it is not one of ours."""
-        return read_rows(self.csv)
+    def remove_litter(self) -> None:
+        """Remove what a driver that was killed within ``Run.create`` has left.
 
-    def merge(self, wait: bool = True) -> list[Row]:
-        """Bring results.csv up to date with the runs' folders and return its rows.
-
-        Runs all of whose rows the CSV already holds at their end are not read again. Without ``wait`` the call does
-        nothing where another process is merging: whoever merges next finds what it left out.
+        A process of another machine may have the number of a dead one here: what is younger than a day is left.
         """
-        with locked(self.folder / ".results.lock", wait) as held:
-            if not held:
-                return []
-            before = self.read_csv()
-            known: dict[str, list[Row]] = {}
-            for row in before:
-                known.setdefault(str(row.run_id), []).append(row)
-            at_end = TERMINAL - {LOST}  # a lost run may yet speak again
-            settled = {run_id for run_id, rows in known.items() if all(row.status in at_end for row in rows)}
-            unsettled = [run for run in self.runs() if run.id not in settled]
-            known |= {run.id: run.rows() for run in unsettled}
-            in_order = [row for run_id in sorted(known, key=_by_time) for row in known[run_id]]
-            proved = [self.with_parity(row) for row in in_order if row.use_case != VALIDATE]  # which measures nothing
-            rows = comparability.judged(proved, self.evidence)
-            if rows != before or not self.csv.exists():
-                write_rows(self.csv, rows)
-            return rows
-
-    def evidence(self, row: Row) -> "list[Evidence]":
-        """What ``row``'s program computed from known weights, of each rank.
-
-        Raises ValueError where it is not there, or not what the row recorded.
-        """
-        from duel.evidence import Evidence, sha256
-
-        run = self.run(str(row.run_id))
-        files = run.evidence_files(row.row or 0)
-        if not files:
-            raise ValueError(f"there is none in runs/{run.id}/evidence")
-        data = [file.read_bytes() for file in files]
-        if sha256(data) != row.evidence_sha256:
-            raise ValueError(f"runs/{run.id}/evidence was changed since: its hash is not the row's evidence_sha256")
-        return [Evidence.from_bytes(each) for each in data]
-
-    def with_parity(self, row: Row) -> Row:
-        """A finished row that was not verified when it ended may be now."""
-        if row.status != FINISHED or row.parity == certificate.VERIFIED:
-            return row
-        return row.replace(parity=certificate.verdict(row, self.folder))
+        try:
+            entries = [entry for entry in os.scandir(self.folder / "runs") if _HALF_MADE.fullmatch(entry.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            pid = int(entry.name.rpartition(".")[2])
+            try:
+                old = time.time() - entry.stat(follow_symlinks=False).st_mtime > LITTER_SECONDS
+            except FileNotFoundError:  # it has its name by now
+                continue
+            if old and entry.is_dir(follow_symlinks=False) and process_started(pid) is None:
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _by_time(run_id: str) -> tuple[str, str]:
+def by_time(run_id: str) -> tuple[str, str]:
     """Sorts run ids by their stamp, the part behind the first '-'."""
     return run_id.partition("-")[2], run_id

@@ -14,7 +14,7 @@ from duel.evidence import Evidence
 from duel.modes import HANDICAPPED
 from duel.record import FAILED, FINISHED, SKIPPED, Row
 from duel.report import pairs
-from duel.report.compare import verdicts
+from duel.report.compare import standing
 
 GOOD = Row(
     group="mnist_1-a",
@@ -244,9 +244,9 @@ def test_a_ratio_comes_with_its_interval_the_noise_floor_and_a_verdict() -> None
 def test_what_was_measured_again_is_said() -> None:
     rows = sides([1.5] * 4)
     more = [dataclasses.replace(rows[0], foreign_load=0.3), *rows]
-    said = verdicts(outcomes(more), more)
-    assert said[-1] == "  not counted: 1 that failed or were disturbed, and were measured again"
-    assert "not counted" not in "".join(verdicts(outcomes(rows), rows))
+    said = standing(outcomes(more), more)
+    assert said[-1] == "not counted: 1 that failed or were disturbed, and were measured again"
+    assert "not counted" not in "".join(standing(outcomes(rows), rows))
 
 
 def test_within_the_noise_there_is_no_difference() -> None:

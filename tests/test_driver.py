@@ -1,6 +1,5 @@
 """The real commands with the real frameworks, in a private copy of the checkout whose path has a space."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -16,11 +15,13 @@ from conftest import Main, clean_environment, heeding_ctrl_c, rows_of
 from test_paired import LOAD
 
 from duel.catalogue import BENCHMARKS, VALIDATE
+from duel.files import locked
 from duel.job import Job
 from duel.launch import local
 from duel.measure.job import _may_share
 from duel.record import COLUMNS
-from duel.results import Results, Run, locked, this_process
+from duel.results import Results, Run
+from duel.status import LaunchRecord, this_process
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 
@@ -44,82 +45,14 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
     assert {row["framework"]: row["status"] for row in rows} == {"jax": "finished", "pytorch": "finished"}
     jax, pytorch = sorted(rows, key=lambda row: row["framework"])
 
-    # The same computation on both sides.
-    same = ("pair", "weights_sha256", "data_sha256", "batch_size", "device_name", "dataset", "parameters")
-    for name in (*same, "learning_rate"):
-        assert jax[name] == pytorch[name] != ""
-    assert jax["cell"] != pytorch["cell"]
-
-    # Strictly one after the other.
-    runs = {row["framework"]: Run(checkout / "results" / "runs" / row["run_id"]).status() for row in rows}
-    first, second = sorted(runs.values(), key=lambda status: str(status["started"]))
-    assert seconds(str(first["ended"])) <= seconds(str(second["started"]))
-
-    # Every empty column has its reason, and no number is a stand-in for one.
+    check_both_sides(checkout, jax, pytorch)
     for row in rows:
-        missing = json.loads(row["missing"])
-        assert {name for name in COLUMNS if row[name] == ""} - {"cause", "partial"} == set(missing)
-        for name in ("throughput", "step_seconds_p50", "peak_memory_bytes", "loss_first", "learning_rate", "accuracy"):
-            assert float(row[name]) > 0
-        assert float(row["learning_rate"]) == BENCHMARKS["mnist"].optimizer.at(int(row["batch_size"])).learning_rate
-        # It learns real digits, and the protocol's floors hold.
-        assert row["dataset"] == "sklearn-digits"
-        assert float(row["accuracy"]) > 0.95
-        assert int(row["iterations"]) >= 50
-        spent = int(row["iterations"]) * float(row["step_seconds_mean"])
-        blocks = int(row["blocks"]) + int(row["left_out_blocks"])  # a busy machine's are left out
-        assert blocks >= 50 or spent > 50, "50 blocks, or what some 60 s give on a busy machine"
-        assert json.loads(row["proofs"])["threads"].startswith("affinity")
-        assert row["canary"].startswith("matmul=")
-        assert float(row["mfu"]) > 0
-        for name in ("forward_seconds", "gradient_seconds"):  # a busy machine has none
-            assert float(row[name]) > 0 if row[name] else "blocks are left out" in missing[name]
-    assert json.loads(pytorch["missing"])["compile_seconds"].startswith("eager")
-    assert float(jax["cold_start_seconds"]) > float(jax["warm_start_seconds"]) > 0
-    stages = [float(jax[f"{stage}_seconds"]) for stage in ("trace", "lower", "backend")]
-    assert min(stages) > 0
-    assert sum(stages) == pytest.approx(float(jax["compile_seconds"]))
-
-    # What a person reads.
-    for words in (
-        "throughput (images/s)",
-        "peak memory (MiB)",
-        "wandb leet",
-        "results/results.csv",
-    ):
-        assert words in done.stdout
-    assert "measuring" in done.stdout
-    # A ratio, and how to make it a verdict; a busy machine bars the pair.
-    said = "mnist (full, fp32), train_single, mode default, batch size 64, devices 1: "
-    if jax["comparable"] == "COMPARABLE":
-        assert f"{said}indicative: JAX / PyTorch " in done.stdout
-        assert "for a verdict: python main.py --benchmark mnist --use_case 1 --paired\n" in done.stdout
-        assert "no float64 certificate: the proof is as sharp as fp32 rounding" in done.stdout
-    else:
-        assert f"{said}no ratio: {jax['comparable']}\n" in done.stdout
-        barred = jax["comparable"].removeprefix("NOT COMPARABLE: ").split("; ")
-        assert all(why.startswith(LOAD) for why in barred)
-
-    # One environment, one framework; the record says so.
-    for framework, other in (("jax", "torch"), ("pytorch", "jax")):
-        run = Run(checkout / "results" / "runs" / next(r["run_id"] for r in rows if r["framework"] == framework))
-        record = json.loads(run.environment.read_text())
-        assert other not in record["modules"]
-        assert record["usable_cpus"] == sorted(os.sched_getaffinity(0))
-        assert record["packages"]["numpy"]
-        assert run.script.read_text() == (checkout / "slurm_scripts" / f"{framework}_mnist_1.sh").read_text()
-
-    # Both learn alike: fp32 losses of the first 50 steps.
-    curves = [
-        [
-            event["loss"]
-            for event in Run(checkout / "results" / "runs" / row["run_id"]).events()[0]
-            if event["event"] == "loss"
-        ]
-        for row in rows
-    ]
-    assert len(curves[0]) == len(curves[1]) == 400
-    assert all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(curves[0][:50], curves[1][:50], strict=True))
+        check_numbers(row)
+    check_compilation(jax, pytorch)
+    check_report(done.stdout, jax)
+    for row, other in ((jax, "torch"), (pytorch, "jax")):
+        check_environment(checkout, row, other)
+    check_curves(checkout, rows)
 
     # Another shell sees all of it.
     assert done.stdout.endswith(main("compare").stdout)
@@ -129,6 +62,85 @@ def test_the_main_job_from_the_command_to_the_report(main: Main, checkout: Path)
     assert "measuring" in main("logs", rows[0]["run_id"]).stdout
 
     check_wandb(checkout, rows)
+
+
+def run_of(checkout: Path, row: dict[str, str]) -> Run:
+    return Run(checkout / "results" / "runs" / row["run_id"])
+
+
+def check_both_sides(checkout: Path, jax: dict[str, str], pytorch: dict[str, str]) -> None:
+    """Both compute the same, strictly one after the other."""
+    same = ("pair", "weights_sha256", "data_sha256", "batch_size", "device_name", "dataset", "parameters")
+    for name in (*same, "learning_rate"):
+        assert jax[name] == pytorch[name] != ""
+    assert jax["cell"] != pytorch["cell"]
+    statuses = [run_of(checkout, row).status() for row in (jax, pytorch)]
+    first, second = sorted(statuses, key=lambda status: status.started)
+    assert seconds(first.ended) <= seconds(second.started)
+
+
+def check_numbers(row: dict[str, str]) -> None:
+    """Every empty column has its reason, and no number is a stand-in for one."""
+    missing = json.loads(row["missing"])
+    assert {name for name in COLUMNS if row[name] == ""} - {"cause", "why", "partial"} == set(missing)
+    for name in ("throughput", "step_seconds_p50", "peak_memory_bytes", "loss_first", "learning_rate", "accuracy"):
+        assert float(row[name]) > 0
+    assert float(row["learning_rate"]) == BENCHMARKS["mnist"].optimizer.at(int(row["batch_size"])).learning_rate
+    # It learns real digits, and the protocol's floors hold.
+    assert row["dataset"] == "sklearn-digits"
+    assert float(row["accuracy"]) > 0.95
+    assert int(row["iterations"]) >= 50
+    spent = int(row["iterations"]) * float(row["step_seconds_mean"])
+    blocks = int(row["blocks"]) + int(row["left_out_blocks"])  # a busy machine's are left out
+    assert blocks >= 50 or spent > 50, "50 blocks, or what some 60 s give on a busy machine"
+    assert json.loads(row["proofs"])["threads"].startswith("affinity")
+    assert row["canary"].startswith("matmul=")
+    assert float(row["mfu"]) > 0
+    for name in ("forward_seconds", "gradient_seconds"):  # a busy machine has none
+        assert float(row[name]) > 0 if row[name] else "blocks are left out" in missing[name]
+
+
+def check_compilation(jax: dict[str, str], pytorch: dict[str, str]) -> None:
+    assert json.loads(pytorch["missing"])["compile_seconds"].startswith("eager")
+    assert float(jax["cold_start_seconds"]) > float(jax["warm_start_seconds"]) > 0
+    stages = [float(jax[f"{stage}_seconds"]) for stage in ("trace", "lower", "backend")]
+    assert min(stages) > 0
+    assert sum(stages) == pytest.approx(float(jax["compile_seconds"]))
+
+
+def check_report(printed: str, jax: dict[str, str]) -> None:
+    """What a person reads: a ratio, and how to make it a verdict; a busy machine bars the pair."""
+    for words in ("throughput (images/s)", "peak memory (MiB)", "wandb leet", "results/results.csv", "measuring"):
+        assert words in printed
+    said = "mnist (full, fp32), train_single, batch size 64: "
+    if jax["comparable"] == "COMPARABLE":
+        assert f"{said}indicative: JAX / PyTorch " in printed
+        assert "for a verdict: python main.py --benchmark mnist --use_case 1 --paired\n" in printed
+        assert "no float64 certificate: the proof is as sharp as fp32 rounding" in printed
+    else:
+        assert f"{said}NOT COMPARABLE: " in printed
+        assert jax["comparable"] in printed
+        barred = jax["comparable"].removeprefix("NOT COMPARABLE: ").split("; ")
+        assert all(why.startswith(LOAD) for why in barred)
+
+
+def check_environment(checkout: Path, row: dict[str, str], other: str) -> None:
+    """One environment, one framework; the record says so."""
+    run = run_of(checkout, row)
+    record = json.loads(run.environment.read_text())
+    assert other not in record["modules"]
+    assert record["usable_cpus"] == sorted(os.sched_getaffinity(0))
+    assert record["packages"]["numpy"]
+    assert run.script.read_text() == (checkout / "slurm_scripts" / f"{row['framework']}_mnist_1.sh").read_text()
+
+
+def check_curves(checkout: Path, rows: list[dict[str, str]]) -> None:
+    """Both learn alike: fp32 losses of the first 50 steps."""
+    curves = [
+        [event["loss"] for event in run_of(checkout, row).events()[0] if event["event"] == "loss"] for row in rows
+    ]
+    assert len(curves[0]) == len(curves[1]) == 400
+    assert all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(curves[0][:50], curves[1][:50], strict=True))
 
 
 def check_wandb(checkout: Path, rows: list[dict[str, str]]) -> None:
@@ -175,10 +187,8 @@ def test_two_scripts_at_once_measure_one_after_the_other(main: Main, checkout: P
     script = str(checkout / "slurm_scripts" / "pytorch_mnist_1_smoke.sh")
     both = [subprocess.Popen(["bash", script], stdout=subprocess.DEVNULL, env=clean_environment()) for _ in range(2)]
     assert [process.wait(240) for process in both] == [0, 0]
-    first, second = sorted(
-        (run.status() for run in Results(checkout / "results").runs()), key=lambda s: str(s["started"])
-    )
-    assert seconds(str(first["ended"])) <= seconds(str(second["started"]))
+    first, second = sorted((run.status() for run in Results(checkout / "results").runs()), key=lambda s: s.started)
+    assert seconds(str(first.ended)) <= seconds(str(second.started))
 
 
 def test_cancel_ends_the_running_and_the_waiting_run(main: Main, checkout: Path) -> None:
@@ -186,14 +196,14 @@ def test_cancel_ends_the_running_and_the_waiting_run(main: Main, checkout: Path)
     assert started.returncode == 0, started.stderr
     results = Results(checkout / "results")
     runs = {run.id.partition("_")[0]: run for run in results.runs()}
-    wait_for(lambda: runs["jax"].status().get("phase") in ("measuring", "warming up"))
-    assert runs["pytorch"].status()["state"] == "queued"
+    wait_for(lambda: runs["jax"].status().phase in ("measuring", "warming up"))
+    assert runs["pytorch"].status().state == "queued"
     cancelled = main("cancel", runs["pytorch"].id, runs["jax"].id)
     assert cancelled.returncode == 0, cancelled.stderr
     assert {row["status"] for row in rows_of(checkout)} == {"cancelled"}
     jax = next(row for row in rows_of(checkout) if row["framework"] == "jax")
     assert float(jax["loss_first"]) > 0, "what was known is kept"
-    assert runs["jax"].status()["exit_code"] == 128 + signal.SIGTERM
+    assert runs["jax"].status().exit_code == 128 + signal.SIGTERM
     assert "already" in main("cancel", runs["jax"].id).stdout
 
 
@@ -201,11 +211,11 @@ def test_a_killed_measuring_process_is_a_failed_row_and_the_other_side_goes_on(m
     assert main(*MNIST).returncode == 0
     results = Results(checkout / "results")
     jax = next(run for run in results.runs() if run.id.startswith("jax"))
-    wait_for(lambda: jax.status().get("phase", "").startswith(("compiling", "training")))
-    supervisor = jax.status()["owner"]["pid"]
+    wait_for(lambda: jax.status().phase.startswith(("compiling", "training")))
+    supervisor = jax.status().owner.pid
     (child,) = [int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()][-1:]
     os.kill(child, signal.SIGKILL)
-    wait_for(lambda: all(run.status()["state"] in ("failed", "finished") for run in results.runs()))
+    wait_for(lambda: all(run.status().state in ("failed", "finished") for run in results.runs()))
     main("collect")
     by_framework = {row["framework"]: row for row in rows_of(checkout)}
     assert by_framework["jax"]["status"] == "failed"
@@ -216,12 +226,12 @@ def test_a_killed_measuring_process_is_a_failed_row_and_the_other_side_goes_on(m
 def test_a_killed_supervisor_takes_its_process_along_and_the_status_is_true(main: Main, checkout: Path) -> None:
     assert main(*MNIST, "--framework", "jax").returncode == 0
     (run,) = Results(checkout / "results").runs()
-    wait_for(lambda: run.status().get("phase", "").startswith(("compiling", "training")))
-    supervisor = run.status()["owner"]["pid"]
+    wait_for(lambda: run.status().phase.startswith(("compiling", "training")))
+    supervisor = run.status().owner.pid
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     os.kill(supervisor, signal.SIGKILL)
-    wait_for(lambda: run.stored_status()["state"] == "failed")
-    assert "killed by signal 9" in run.status()["cause"]
+    wait_for(lambda: run.stored_status().state == "failed")
+    assert "killed by signal 9" in run.status().cause
     measuring = [pid for pid in children if "run_folder" in _command_of(pid)]
     wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() and _alive(pid) for pid in measuring), 20)
     main("collect")
@@ -255,7 +265,7 @@ def test_the_local_jobs_survive_the_driver(main: Main, checkout: Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     (run,) = Results(checkout / "results").runs()
-    assert wait_for(lambda: run.status()["state"] == "finished" and run.status())["exit_code"] == 0
+    assert wait_for(lambda: run.status().state == "finished" and run.status()).exit_code == 0
 
 
 def test_no_file_of_the_driver_ends_in_a_traceback_on_ctrl_c(checkout: Path) -> None:
@@ -276,7 +286,7 @@ def test_no_file_of_the_driver_ends_in_a_traceback_on_ctrl_c(checkout: Path) -> 
     assert "runs that were started go on" in said
     assert "Traceback" not in said
     (run,) = Results(checkout / "results").runs()
-    wait_for(lambda: run.status()["state"] == "finished")
+    wait_for(lambda: run.status().state == "finished")
 
 
 def test_small_proofs_run_side_by_side_and_nothing_else_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,10 +303,10 @@ def test_small_proofs_run_side_by_side_and_nothing_else_does(tmp_path: Path, mon
         for framework in ("jax", "pytorch"):
             job = Job(framework, "mnist", use_case, preset, "fp32", None, "local")
             run = results.run(job.run_id())
-            run.create(job.rows(), script=script, launch={"job": dataclasses.asdict(job)}, owner=this_process())
+            run.create(job.rows(), script=script, launch=LaunchRecord(job=job), owner=this_process())
             runs.append(run)
         local.work(runs, results)
-        return [run.status()["exit_code"] for run in runs]
+        return [run.status().exit_code for run in runs]
 
     assert exit_codes(VALIDATE, "smoke") == [0, 0]
     assert exit_codes(VALIDATE, "standard") == [7, 0]

@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 from conftest import Main, clean_environment, interpreter, rows_of
 
-from duel import modes
 from duel.catalogue import BENCHMARKS, PAIRED, PRESETS
 from duel.comparability import COMPARABLE, NOT_COMPARABLE
 from duel.job import Job
-from duel.launch import state
-from duel.measure import attempt, ranks
-from duel.measure.sinks import MetricsReader, MetricsWriter
-from duel.record import FAILED, FINISHED, RUNNING, Row
-from duel.results import Results, Run, this_process
+from duel.record import FAILED, FINISHED, Row
+from duel.results import Results, Run
+from duel.table import merge
 
 # What a busy machine may add to a verdict; on a quiet one nothing of it is there.
 LOAD = ("left_out_blocks (", "not told: ", "foreign_load (", "steady (", "waited_seconds (")
@@ -62,7 +59,7 @@ def measure(checkout: Path, *arguments: str, **environment: str) -> list[Row]:
         timeout=300,
         check=False,
     )
-    return Results(checkout / "results").merge()
+    return merge(Results(checkout / "results"))
 
 
 def faults(row: Row) -> list[str]:
@@ -103,7 +100,7 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
     assert not (tmp_path / "mine").exists()
     # One process and one environment each: the record is of the first row's.
     (run,) = Results(checkout / "results").runs()
-    assert run.stored_status()["part"] == "row 2 of 2, pytorch"
+    assert run.stored_status().part == "row 2 of 2, pytorch"
     (offline,) = run.folder.glob("wandb/offline-run-*")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", "--summary", str(offline)]
     summary = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["summary"]
@@ -205,130 +202,8 @@ def test_a_row_that_hangs_is_ended_and_the_other_side_goes_on(checkout: Path) ->
     )
     rows = measure(checkout, DUEL_SILENCE_SECONDS="20")
     assert [row.status for row in rows] == [FAILED, FINISHED]
-    assert str(rows[0].cause).startswith("hung: not a word for 2")
-    assert str(rows[0].cause).endswith("the last was 'first step'")
-
-
-CRASHING = """
-import json, sys
-folder, number = sys.argv[sys.argv.index("--run_folder") + 1], int(sys.argv[sys.argv.index("--row") + 1])
-path = f"{folder}/rows/{number:03d}.json"
-row = json.load(open(path))
-row["device_kind"] = "gpu"
-if row["rung"] < SURVIVES:
-    print("E0000 gemm_fusion_autotuner: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
-    row |= {"status": "failed", "cause": "XlaRuntimeError: INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS"}
-else:
-    row |= {"status": "finished"}
-json.dump(row, open(path, "w"))
-"""
-
-
-@pytest.mark.parametrize(("survives", "rungs"), [(0, [0]), (1, [0, 1]), (4, [0, 1, 3, 4]), (9, [0, 1, 3, 4])])
-def test_a_crash_while_autotuning_is_retried_rung_by_rung(tmp_path: Path, survives: int, rungs: list[int]) -> None:
-    """By a stand-in for JAX on a GPU that crashes: each rung is a process and a row of its own."""
-    script = tmp_path / "crashing.py"
-    script.write_text(CRASHING.replace("SURVIVES", str(survives)))
-    run = Run(tmp_path / "runs" / "jax_vit_b16_1-x")
-    planned = Job("jax", "vit_b16", 1, "smoke", "fp32", None, "local").rows()
-    run.create(planned)
-    team = attempt.Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
-    attempt.measure_row(run, run.rows()[0], team, MetricsReader(run.metrics), None)
-    team.close()
-    rows = run.rows()
-    assert [row.rung for row in rows] == rungs
-    assert [row.status for row in rows[:-1]] == [FAILED] * (len(rungs) - 1)
-    assert rows[-1].status == (FAILED if survives == 9 else FINISHED)
-    assert rungs[-1] != modes.HANDICAPPED or survives >= 4
-
-
-# Stands in for a row beside which others are busy, QUIET attempts long.
-DISTURBED = """
-import json, sys
-folder, number = sys.argv[sys.argv.index("--run_folder") + 1], int(sys.argv[sys.argv.index("--row") + 1])
-path = f"{folder}/rows/{number:03d}.json"
-load = 0.3 if number < QUIET else 0.01
-row = json.load(open(path)) | {"status": "STATUS", "foreign_load": load}
-json.dump(row, open(path, "w"))
-"""
-
-
-@pytest.mark.parametrize(
-    ("preset", "quiet", "again", "status", "rows"),
-    [
-        ("standard", 0, 4, FINISHED, 1),
-        ("standard", 2, 4, FINISHED, 3),
-        ("standard", 9, 4, FINISHED, 5),
-        ("standard", 9, 0, FINISHED, 1),
-        ("smoke", 9, 4, FINISHED, 1),
-        ("standard", 9, 4, FAILED, 1),
-    ],
-)
-def test_a_row_that_others_disturb_is_measured_again(
-    tmp_path: Path, preset: str, quiet: int, again: int, status: str, rows: int
-) -> None:
-    script = tmp_path / "disturbed.py"
-    script.write_text(DISTURBED.replace("QUIET", str(quiet)).replace("STATUS", status))
-    run = Run(tmp_path / "runs" / "jax_mnist_1-x")
-    run.create(Job("jax", "mnist", 1, preset, "fp32", None, "local").rows())
-    team = attempt.Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
-    peace = attempt.measure_row(run, run.rows()[0], team, MetricsReader(run.metrics), None, again)
-    team.close()
-    found = run.rows()
-    assert len(found) == rows
-    assert len({(row.framework, row.repeat, row.point) for row in found}) == 1
-    assert peace == (quiet < rows or status == FAILED)
-
-
-def test_a_new_phase_is_not_told_with_the_figures_of_the_row_before(tmp_path: Path) -> None:
-    run = Run(tmp_path / "runs" / "paired_mnist_1-x")
-    run.create(Job("jax", "mnist", 1, "smoke", "fp32", None, "local").rows())
-    run.write_status(state=RUNNING, owner=this_process(), part="row 2 of 8, jax")
-    emit, reader = MetricsWriter(run.metrics), MetricsReader(run.metrics)
-
-    def told() -> str:
-        attempt._pass_on(run, reader, None)
-        return state.describe(run.status()).partition(" (")[0]
-
-    emit("phase", row=0, phase="measuring")
-    emit("block", row=0, step=34, done=34, needed=50, throughput=9734.0, unit="images/s", loss=0.5)
-    assert told() == "row 2 of 8, jax: measuring: 34 steps of at least 50, 9734 images/s, loss 0.5"
-    emit("phase", row=1, phase="training the 9 opening steps")
-    assert told() == "row 2 of 8, jax: training the 9 opening steps"
-    emit("loss", row=1, step=0, loss=2.5)
-    assert told() == "row 2 of 8, jax: training the 9 opening steps: step 1, loss 2.5"
-    assert told() == "row 2 of 8, jax: training the 9 opening steps: step 1, loss 2.5"  # nothing new since
-
-
-def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
-    base = Row(framework="jax", device_kind="gpu", status=FAILED)
-    assert attempt._autotuner_crashed(base, f"...{attempt.CRASH}...")
-    for row in (
-        base.replace(framework="pytorch"),
-        base.replace(device_kind="cpu"),
-        base.replace(compile_seconds=3.0),  # it was measuring already
-        base.replace(status=FINISHED),
-    ):
-        assert not attempt._autotuner_crashed(row, attempt.CRASH)
-    assert not attempt._autotuner_crashed(base, "RESOURCE_EXHAUSTED: out of memory")
-
-
-def test_a_number_of_threads_that_one_side_alone_would_obey_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """XLA knows no OMP_NUM_THREADS, PyTorch no NPROC."""
-    names = ("OMP_NUM_THREADS", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "MKL_NUM_THREADS", "PJRT_NPROC")
-    for name in (*names, "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.setenv(name, "1")
-    assert not set(names) & set(ranks.environment("/tmp/some"))
-    assert "OMPI_COMM_WORLD_RANK" in ranks.environment("/tmp/some")
-    proof = ranks.environment("/tmp/some", timed=False)
-    assert set(names) <= set(proof)
-    assert proof["OMP_WAIT_POLICY"] == "passive"
-
-
-def test_caches_are_of_each_process_alone_and_proxies_are_left_out() -> None:
-    found = ranks.environment("/tmp/some")
-    assert {name: found[name] for name in CACHES} == {name: f"/tmp/some/{name.lower()}" for name in CACHES}
-    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert str(rows[0].cause).startswith("hung: no output for 2")
+    assert str(rows[0].cause).endswith("in the phase 'first step'")
 
 
 def test_paired_needs_both_interpreters_and_takes_no_single_framework(main: Main, checkout: Path) -> None:

@@ -16,12 +16,15 @@ from golden import regenerate
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duel.files import locked, process_started, write_atomically
 from duel.job import Job
 from duel.record import CELL, COLUMNS, NOT_YET, STATUSES, TERMINAL, Row
-from duel.results import Results, Run, locked, process_started, this_process, write_atomically
+from duel.results import Results, Run
+from duel.status import Owner, this_process
+from duel.table import merge, read_rows
 
 JOB = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
-GONE = {"host": this_process()["host"], "pid": 2**22 - 1, "started": "0"}
+GONE = Owner(this_process().host, 2**22 - 1, "0")
 
 
 @pytest.fixture
@@ -29,9 +32,9 @@ def results(tmp_path: Path) -> Results:
     return Results(tmp_path / "results")
 
 
-def new_run(results: Results, **status: object) -> Run:
+def new_run(results: Results, owner: Owner | None = None) -> Run:
     run = results.run(JOB.run_id())
-    run.create(JOB.rows(), **({"owner": this_process()} | status))
+    run.create(JOB.rows(), owner=owner or this_process())
     return run
 
 
@@ -59,7 +62,7 @@ def test_runs_come_oldest_first_within_one_second_too(results: Results) -> None:
         made.append(new_run(results).id)
         time.sleep(1 / 128)
     assert [run.id for run in results.runs()] == made
-    assert [row.run_id for row in results.merge()] == made
+    assert [row.run_id for row in merge(results)] == made
 
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), min_size=1)
@@ -81,8 +84,8 @@ def test_a_row_survives_the_csv(
     row = run.read_row(0).replace(missing=missing, status="failed", **values)
     run.write_row(row)
     run.write_status(state="failed")
-    folder.merge()
-    (read,) = folder.read_csv()
+    merge(folder)
+    (read,) = read_rows(folder.csv)
     assert {n: v for n, v in read.to_dict().items() if n != "missing"} == {
         n: v for n, v in row.to_dict().items() if n != "missing"
     }
@@ -94,38 +97,38 @@ def test_a_row_survives_the_csv(
 
 def test_a_run_that_was_never_taken_up_is_lost_and_so_are_its_rows(results: Results) -> None:
     run = new_run(results, owner=GONE)
-    assert run.status()["state"] == "lost"
-    (row,) = results.merge()
+    assert run.status().state == "lost"
+    (row,) = merge(results)
     assert (row.status, row.cause) == ("lost", "the process that held it died before the run started")
 
 
 def test_a_running_process_that_died_leaves_a_lost_run_that_may_speak_again(results: Results) -> None:
     run = new_run(results)
     run.write_status(state="running", owner=GONE)
-    assert results.merge()[0].status == "lost"
+    assert merge(results)[0].status == "lost"
     run.write_row(run.read_row(0).replace(status="finished", loss_last=0.5))
     run.write_status(state="finished")
-    assert results.merge()[0].status == "finished"
+    assert merge(results)[0].status == "finished"
 
 
 def test_the_heartbeat_tells_of_a_run_on_another_machine(results: Results) -> None:
-    run = new_run(results, owner={"host": "elsewhere", "pid": 1, "started": "1"})
-    assert run.status()["state"] == "queued"
+    run = new_run(results, owner=Owner("elsewhere", 1, "1"))
+    assert run.status().state == "queued"
     status = json.loads((run.folder / "status.json").read_text())
     write_atomically(run.folder / "status.json", json.dumps(status | {"updated": time.time() - 3600}))
-    assert run.status()["state"] == "lost"
+    assert run.status().state == "lost"
 
 
 def test_a_pid_that_was_used_again_is_not_taken_for_the_run(results: Results) -> None:
-    run = new_run(results, owner=this_process() | {"started": "0"})
-    assert run.status()["state"] == "lost"
+    run = new_run(results, owner=dataclasses.replace(this_process(), started="0"))
+    assert run.status().state == "lost"
     assert process_started(os.getpid()) != "0"
 
 
 def test_a_finished_run_with_an_unfinished_row_is_not_believed(results: Results) -> None:
     run = new_run(results)
     run.write_status(state="finished")
-    assert results.merge()[0].status == "failed"
+    assert merge(results)[0].status == "failed"
 
 
 def test_what_is_not_a_run_id_never_becomes_a_path(results: Results) -> None:
@@ -138,7 +141,7 @@ def test_a_foreign_csv_is_refused_not_overwritten(results: Results) -> None:
     new_run(results)
     results.csv.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="not a table of rows; delete it"):
-        results.merge()
+        merge(results)
     assert results.csv.read_text() == "a,b\n1,2\n"
 
 
@@ -148,7 +151,7 @@ def test_a_damaged_file_is_a_lost_row_and_hides_no_other_run(results: Results) -
     torn_row.settle(state="finished")
     (torn_row.folder / "rows" / "000.json").write_text('{"run_id": ')
     (torn_status.folder / "status.json").write_text("{")
-    assert {row.run_id: row.status for row in results.merge()} == {
+    assert {row.run_id: row.status for row in merge(results)} == {
         good.id: "cancelled",
         torn_row.id: "lost",
         torn_status.id: "lost",
@@ -158,10 +161,12 @@ def test_a_damaged_file_is_a_lost_row_and_hides_no_other_run(results: Results) -
 def test_settled_runs_are_not_read_again(results: Results) -> None:
     run = new_run(results)
     run.settle(state="cancelled", cause="test")
-    first = results.merge()
+    first = merge(results)
     (run.folder / "rows" / "000.json").unlink()
     assert (
-        results.merge() == results.read_csv() == [row.replace(missing=results.read_csv()[0].missing) for row in first]
+        merge(results)
+        == read_rows(results.csv)
+        == [row.replace(missing=read_rows(results.csv)[0].missing) for row in first]
     )
 
 
@@ -170,7 +175,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from duel.job import Job
-from duel.results import Results, this_process
+from duel.results import Results
+from duel.status import Owner, this_process
+from duel.table import merge, read_rows
 results = Results(Path(sys.argv[2]))
 job = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
 run = results.run(job.run_id("n" + sys.argv[3]))
@@ -178,7 +185,7 @@ run.create(job.rows(), owner=this_process())
 run.write_row(run.read_row(0).replace(status="finished", iterations=int(sys.argv[3])))
 run.write_status(state="finished")
 sys.stdin.readline()  # all end in the same instant
-results.merge(wait=False)
+merge(results, wait=False)
 """
 
 
@@ -194,11 +201,11 @@ def test_64_runs_that_finish_at_once_lose_no_row(results: Results) -> None:
     for process in processes:
         process.communicate(b"\n")
         assert process.returncode == 0
-    results.read_csv()  # whole, whoever came last
-    rows = results.merge()
+    read_rows(results.csv)  # whole, whoever came last
+    rows = merge(results)
     assert sorted(row.iterations for row in rows if row.iterations is not None) == list(range(64))
     assert {row.status for row in rows} == {"finished"}
-    assert results.read_csv() == [Row.from_csv(dict(zip(COLUMNS, row.to_csv(), strict=True))) for row in rows]
+    assert read_rows(results.csv) == [Row.from_csv(dict(zip(COLUMNS, row.to_csv(), strict=True))) for row in rows]
 
 
 WRITER = """
@@ -207,7 +214,9 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from duel.job import Job
 from duel.measure.sinks import MetricsWriter
-from duel.results import Results, this_process
+from duel.results import Results
+from duel.status import Owner, this_process
+from duel.table import merge, read_rows
 results = Results(Path(sys.argv[2]))
 job = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
 run = results.run(job.run_id("x"))
@@ -216,7 +225,7 @@ emit = MetricsWriter(run.metrics)
 for number in range(300):
     run.write_row(run.read_row(number).replace(status="finished", iterations=number))
     emit("block", row=number)
-    results.merge()
+    merge(results)
     print(number, flush=True)  # acknowledged: from here on it may not be lost
 """
 
@@ -236,10 +245,10 @@ def test_sigkill_at_random_instants_loses_no_written_row(results: Results) -> No
         process.wait()
         process.stdout.close()
         (run,) = folder.runs()
-        assert run.status()["state"] == "lost"
-        rows = folder.read_csv()  # whole as it stands, before anybody mends it
+        assert run.status().state == "lost"
+        rows = read_rows(folder.csv)  # whole as it stands, before anybody mends it
         assert len(rows) == 300
-        merged = {row.row: row for row in folder.merge()}
+        merged = {row.row: row for row in merge(folder)}
         assert all(merged[number].iterations == number for number in range(acknowledged + 1))
         assert all(row.status == "finished" for number, row in merged.items() if number <= acknowledged)
         events, torn = run.events()
@@ -251,8 +260,8 @@ def test_sigkill_at_random_instants_loses_no_written_row(results: Results) -> No
 def test_a_carriage_return_in_a_text_does_not_end_the_line(results: Results) -> None:
     run = new_run(results)
     run.settle(state="failed", cause='one\rtwo\nthree, "four"')
-    results.merge()
-    assert [row.cause for row in results.read_csv()] == ['one\rtwo\nthree, "four"']
+    merge(results)
+    assert [row.cause for row in read_rows(results.csv)] == ['one\rtwo\nthree, "four"']
 
 
 def test_a_torn_last_line_of_metrics_is_counted_not_fatal(results: Results) -> None:

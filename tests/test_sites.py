@@ -19,8 +19,8 @@ from conftest import ROOT, clean_environment
 
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import cluster, directives, script
-from duel.launch.cluster import Target
+from duel.launch import cluster, directives, schema, script
+from duel.launch.schema import Target
 
 SITES = sorted((ROOT / "tests" / "sites").glob("*.yaml"))
 CHECKOUT = Path("/opt/duel")
@@ -83,7 +83,7 @@ class Site:
 
     def start(self, target: Target, job: Job, python: str = "python", **environment: str) -> "subprocess.Popen[str]":
         python = str(self.bin / python)
-        own = target.model_copy(update={"python": cluster.Pythons(jax=python, pytorch=python)})
+        own = target.model_copy(update={"python": schema.Pythons(jax=python, pytorch=python)})
         path = self.root / "script.sh"
         path.write_text(script.render(job, own, self.root))
         known = clean_environment()

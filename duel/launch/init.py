@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duel.errors import UserError
+from duel.files import write_atomically
 from duel.launch import cluster, directives, state
-from duel.results import write_atomically
 
 TIMEOUT_SECONDS = 60.0
 MINUTES = 30.0  # asked for where the partition allows as much

@@ -7,18 +7,25 @@ themselves wait for each other.
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from duel.catalogue import FRAMEWORKS, REACHED_THROUGH
+from duel import ROOT, datasets, files
+from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
-from duel.job import ROOT, Job
+from duel.files import process_started
+from duel.launch import submit
+from duel.launch.schema import Cluster
+from duel.launch.submit import Launch
 from duel.record import FAILED, QUEUED, TERMINAL
-from duel.results import Results, Run, process_started, this_process
+from duel.results import Results, Run
+from duel.status import Owner, this_process
+from duel.table import merge
 
 GO = b"go\n"
+LOG_TAIL_BYTES = 4096
 MOST_PROOFS = 4  # at once: each takes up to 2 GiB
 
 
@@ -38,30 +45,34 @@ def check_interpreter(python: str, framework: str, where: str) -> str:
     return asked.stdout.strip()
 
 
-def check_device(python: str, framework: str, kind: str | None, where: str) -> None:
-    """Raises UserError where ``python`` has the framework, but not the package it reaches devices of ``kind`` through.
-
-    Nothing is said where that cannot be told from here: the interpreter may be on the nodes alone, and a name without
-    a path, or one in a container, may mean another one there.
-    """
-    package = REACHED_THROUGH.get((framework, kind or ""))
-    if package is None or "/" not in python or shutil.which(ROOT / python) is None:
-        return
-    try:
-        found = [_ask_version(python, name).returncode == 0 for name in (FRAMEWORKS[framework], package)]
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    if found == [True, False]:
-        others = " or ".join(f"--framework {name}" for name in FRAMEWORKS if name != framework)
-        raise UserError(
-            f"{where}: {python!r} has no {package}, and {framework} computes on a {kind} with it only; "
-            f"name an interpreter that has it, or null, or take {others}"
-        )
-
-
 def _ask_version(python: str, distribution: str) -> "subprocess.CompletedProcess[str]":
     code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
     return subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+class Local:
+    """Starts scripts on this machine (``duel.launch.submit.Scheduler``)."""
+
+    def check(self, launches: list[Launch]) -> None:
+        """Raises UserError where an interpreter or a data set is not as it must be."""
+        for launch in launches:
+            for framework in launch.job.frameworks:
+                where = f"cluster.yaml: targets.{launch.job.target}.python.{framework}"
+                check_interpreter(getattr(launch.target.python, framework), framework, where)
+        for name in {BENCHMARKS[launch.job.benchmark].dataset for launch in launches}:
+            try:
+                datasets.check(name, ROOT / launches[0].target.data)
+            except ValueError as error:
+                raise UserError(str(error)) from error
+
+    def preview(self, launches: list[Launch], cluster: Cluster) -> None:
+        """Nothing: they start at once."""
+
+    def start(self, launches: list[Launch], results: Results, say: Callable[[str], None]) -> list[Run]:
+        """Make the folders and start one process that works them off; returns the runs."""
+        runs = submit.create(launches, results, this_process())
+        start(runs)
+        return runs
 
 
 def start(runs: list[Run]) -> None:
@@ -81,7 +92,7 @@ def start(runs: list[Run]) -> None:
             stderr=errors,
             start_new_session=True,
         )
-    owner = this_process() | {"pid": worker.pid, "started": process_started(worker.pid)}
+    owner = Owner(this_process().host, worker.pid, process_started(worker.pid))
     for run in runs:
         run.write_status(owner=owner)
     assert worker.stdin is not None
@@ -94,7 +105,8 @@ def work(runs: list[Run], results: Results) -> None:
 
     Small proofs side by side, and all else one after the other.
     """
-    proofs = all(Job(**run.launch()["job"]).small_proof for run in runs)
+    planned = [run.launch().job for run in runs]
+    proofs = all(job is not None and job.small_proof for job in planned)
     at_once = min(os.cpu_count() or 1, MOST_PROOFS) if proofs else 1
     with ThreadPoolExecutor(at_once) as workers:
         for done in [workers.submit(_run, run, results) for run in runs]:
@@ -102,7 +114,7 @@ def work(runs: list[Run], results: Results) -> None:
 
 
 def _run(run: Run, results: Results) -> None:
-    if run.stored_status()["state"] != QUEUED:
+    if run.stored_status().state != QUEUED:
         return  # cancelled meanwhile
     with open(run.launcher_log, "ab") as log:
         code = subprocess.run(
@@ -115,16 +127,17 @@ def _run(run: Run, results: Results) -> None:
             start_new_session=True,
             check=False,
         ).returncode
-    if run.stored_status()["state"] not in TERMINAL:
-        run.settle(state=FAILED, exit_code=code, cause=_cause(run, code))
-    with contextlib.suppress(UserError):  # a results.csv that is not ours: every command of the driver says so
-        results.merge()
+    if run.stored_status().state not in TERMINAL:
+        run.settle(state=FAILED, exit_code=code, cause=_cause(run, code), why="code")
+    with contextlib.suppress(OSError, UserError):  # a results.csv that is not ours: every command of the driver says so
+        merge(results)
 
 
 def _cause(run: Run, code: int) -> str:
     if code < 0 or code > 128:
         return f"killed by signal {abs(code) % 128}"
-    last = (run.launcher_log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+    text = files.read(run.launcher_log, LOG_TAIL_BYTES, last=True).decode(errors="replace")
+    last = (text.strip().splitlines() or ["it printed nothing"])[-1]
     return f"exit code {code}: {last}"
 
 

@@ -11,11 +11,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from duel import certificate
+from duel import ROOT, certificate
 from duel.catalogue import BENCHMARKS
 from duel.errors import UserError
-from duel.job import ROOT
-from duel.launch.cluster import Target
+from duel.launch.schema import Target
 from duel.options import PRETRAINED, SAFETENSORS
 from duel.results import Results
 

@@ -7,18 +7,19 @@ cancelled                                     a person's will: again only by nam
 """
 
 import dataclasses
-import json
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from duel import files
 from duel.catalogue import PAIRED
+from duel.files import Damaged
 from duel.job import Job
-from duel.launch import directives, jobs, queue, state, submit
-from duel.launch.cluster import Cluster
-from duel.record import CANCELLED, FINISHED, LOST, SKIPPED, TERMINAL
-from duel.results import Results, stamp
+from duel.launch import directives, display, jobs, reasons, state, submit
+from duel.launch.schema import Cluster
+from duel.launch.views import RunView
+from duel.record import CANCELLED, FINISHED, LOST, SKIPPED
+from duel.results import Results
 
 MOST_ATTEMPTS = 3
 TAIL_LINES = 12
@@ -30,7 +31,7 @@ Say = Callable[[str], None]
 class Decision:
     """What to do about one run: ``job`` is its next attempt, None where there is none; ``words`` say why."""
 
-    status: dict[str, Any]
+    seen: RunView
     job: Job | None
     words: str
     approved: bool = True  # False: only with --apply
@@ -39,18 +40,17 @@ class Decision:
 def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> int:
     """Decide about the runs that ``args`` choose, say so, and start what is to be started. Returns the exit code."""
     settle_interrupted(results, say)
-    seen = state.look(results)
-    chosen = jobs.select(seen.statuses, args, results)
-    _add_tails(chosen, results)
+    look = state.look(results)
+    chosen = jobs.select(look.runs, args, results)
     named = {jobs.find(results, name).id for name in args.runs}
-    decisions = [_possible(d, cluster) for d in decide(chosen, seen.statuses, named, args.include)]
-    for note in seen.notes:
+    decisions = [_possible(d, cluster) for d in decide(chosen, look.runs, named, args.include)]
+    for note in look.notes:
         say(f"not known: {note}")
     if not decisions:
         say("nothing to do: no run has failed, or each was followed by another attempt")
         return 0
     for decision in decisions:
-        say(f"{decision.status['run_id']}: {decision.words}")
+        say(f"{decision.seen.id}: {decision.words}")
     again = [d for d in decisions if d.job and (d.approved or args.apply)]
     if any(d.job and not d.approved for d in decisions) and not args.apply:
         say("'python main.py resubmit --apply' starts what is proposed")
@@ -60,9 +60,16 @@ def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> i
 
 def _possible(decision: Decision, cluster: Cluster) -> Decision:
     """The same decision, or none to start where its target is no longer there."""
-    if decision.job is None or decision.job.target in cluster.targets:
+    if decision.job is None:
         return decision
-    gone = f"its target {decision.job.target!r} is no longer in cluster.yaml, which has {', '.join(cluster.targets)}"
+    if decision.job.unknown:
+        gone = f"this version of Duel has no {decision.job.unknown}"
+    elif decision.job.target not in cluster.targets:
+        gone = (
+            f"its target {decision.job.target!r} is no longer in cluster.yaml, which has {', '.join(cluster.targets)}"
+        )
+    else:
+        return decision
     return dataclasses.replace(decision, job=None, words=f"{decision.words}; not started: {gone}")
 
 
@@ -72,166 +79,157 @@ def settle_interrupted(results: Results, say: Say) -> None:
         from duel.launch import slurm
 
         with slurm.only_driver(results, say):
-            submit.recover([], results, say)
+            slurm.recover([], results, say)
 
 
-def decide(
-    chosen: list[dict[str, Any]], statuses: list[dict[str, Any]], named: set[str], include: list[str]
-) -> list[Decision]:
+def decide(chosen: list[RunView], runs: list[RunView], named: set[str], include: str | None) -> list[Decision]:
     """One decision for each of ``chosen`` that did not finish, and for the other sides that a change concerns.
 
-    ``statuses`` are those of all runs, ``named`` the ids that the user named, ``include`` the causes asked for.
+    ``runs`` are all there are, ``named`` the ids that the user named, ``include`` a cause that is to be retried, too.
     """
-    followed = {str(status["after"]): str(status["run_id"]) for status in statuses if status.get("after")}
-    newest = {_what(status): status["run_id"] for status in statuses}  # they come oldest first
+    followed = {seen.launch.after: seen.id for seen in runs if seen.launch.after}
+    newest = {_what(seen): seen.id for seen in runs}  # they come oldest first
     decisions: dict[str, Decision] = {}
-    for status in chosen:
-        run_id = str(status["run_id"])
-        if status["state"] not in TERMINAL or status["state"] in (FINISHED, SKIPPED):
-            if run_id in named:
-                decisions[run_id] = Decision(status, None, f"is {status['state']}")
-        elif run_id in followed:
-            if run_id in named:
-                decisions[run_id] = Decision(status, None, f"was followed by {followed[run_id]}")
-        elif run_id not in decisions and (run_id in named or newest[_what(status)] == run_id):
-            for decision in _decide(status, statuses, followed, run_id in named, include):
-                decisions[str(decision.status["run_id"])] = decision
+    for seen in chosen:
+        if not seen.ended or seen.state in (FINISHED, SKIPPED):
+            if seen.id in named:
+                decisions[seen.id] = Decision(seen, None, f"is {seen.state}")
+        elif seen.id in followed:
+            if seen.id in named:
+                decisions[seen.id] = Decision(seen, None, f"was followed by {followed[seen.id]}")
+        elif seen.id not in decisions and (seen.id in named or newest[_what(seen)] == seen.id):
+            for decision in _decide(seen, runs, followed, seen.id in named, include):
+                decisions[decision.seen.id] = decision
     return list(decisions.values())
 
 
-def _what(status: dict[str, Any]) -> str:
+def _what(seen: RunView) -> str:
     """What a run is a run of. An old failure of something that was started again since concerns nobody."""
-    stored = (status.get("job") or {}).items()
-    # None is left out: an older run knows nothing of what was added since.
-    job = {name: value for name, value in stored if name not in ("attempt", "changes") and value is not None}
-    return json.dumps(job, sort_keys=True) if job else f"by hand: {status['run_id'].partition('-')[0]}"
+    if seen.job is None:
+        return f"by hand: {seen.id.partition('-')[0]}"
+    return repr(dataclasses.replace(seen.job, attempt=1, changes=()))
 
 
-def cause_of(status: dict[str, Any]) -> str:
+def cause_of(seen: RunView) -> str:
     """Why a run did not finish, as one of the causes of ``duel.launch.queue``."""
-    slurm = status.get("slurm", {})
-    words = str(status.get("cause", ""))
-    if status.get("why"):
-        return str(status["why"])
-    if words.startswith(("out of memory", "killed by SIGKILL")):  # by the kernel, as far as anyone can tell
-        return queue.OUT_OF_MEMORY
-    if words.startswith("ended by SIGUSR2"):
-        return queue.PREEMPTED if slurm.get("cause") == queue.PREEMPTED else queue.TIME_LIMIT
-    if status["state"] == CANCELLED:  # told to end by a signal; who did that, Slurm knows
-        explains = (queue.PREEMPTED, queue.TIME_LIMIT, queue.INFRASTRUCTURE, queue.OUT_OF_MEMORY)
-        return str(slurm["cause"]) if slurm.get("cause") in explains else queue.CANCELLED
-    if status["state"] == LOST:
-        return queue.INFRASTRUCTURE
-    return queue.NEVER_RAN if words.startswith(("Slurm refused", "never submitted")) else queue.CODE
+    why, slurm = seen.status.why, seen.slurm.cause if seen.slurm else None
+    if why == "killed":  # by the kernel, as far as anyone can tell
+        return reasons.OUT_OF_MEMORY
+    if why == "warned":
+        return reasons.PREEMPTED if slurm == reasons.PREEMPTED else reasons.TIME_LIMIT
+    if why == "told to end" or (why is None and seen.state == CANCELLED):  # who did that, Slurm knows
+        explains = (reasons.PREEMPTED, reasons.TIME_LIMIT, reasons.INFRASTRUCTURE, reasons.OUT_OF_MEMORY)
+        return slurm if slurm in explains else reasons.CANCELLED
+    if why in (None, "input", "disproved"):
+        return reasons.INFRASTRUCTURE if seen.state == LOST else reasons.CODE
+    return why
 
 
 def _decide(
-    status: dict[str, Any],
-    statuses: list[dict[str, Any]],
-    followed: dict[str, str],
-    named: bool,
-    include: list[str],
+    seen: RunView, runs: list[RunView], followed: dict[str, str], named: bool, include: str | None
 ) -> list[Decision]:
-    cause = cause_of(status)
-    words = f"{status['state']}, {state.describe(status)}".rstrip(", ")
-    if status.get("damaged"):
-        return [Decision(status, None, f"{words}; {status['damaged']}: start it anew with main.py --benchmark")]
-    if not status.get("job"):
-        return [Decision(status, None, f"{words}; it was started by hand: start its script again")]
-    job = _job(status)
+    cause = cause_of(seen)
+    words = f"{seen.state}, {display.describe(seen)}".rstrip(", ")
+    if seen.damaged:
+        return [Decision(seen, None, f"{words}; {seen.damaged}: start it again with main.py --benchmark")]
+    job = seen.job
     if job is None:
-        return [Decision(status, None, f"{words}; its launch.json is of another version: start it anew")]
+        return [Decision(seen, None, f"{words}; it was started by hand: start its script again")]
     if job.attempt >= MOST_ATTEMPTS:
         side = "--paired" if job.framework == PAIRED else f"--framework {job.framework}"
-        anew = f"python main.py --benchmark {job.benchmark} --use_case {job.use_case} {side}"
-        return [
-            Decision(status, None, f"{words}; that was attempt {job.attempt} of {MOST_ATTEMPTS}: '{anew}' begins anew")
-        ]
-    if cause in (queue.OUT_OF_MEMORY, queue.TIME_LIMIT):
-        return _propose(status, job, cause, words, statuses, followed)
-    if cause == queue.CANCELLED and not named:
-        return [Decision(status, None, f"{words}; again only by name: 'resubmit {status['run_id']}'")]
-    if cause == queue.CODE:
-        changed = status.get("code") != submit.code_digest()
-        if not changed and "code" not in include:
-            tail = "\n".join(f"    {line}" for line in str(status.get("tail", "")).splitlines()[-TAIL_LINES:])
-            words += "; the code is the same, so it would fail again"
-            words += "; if something else was mended (an environment, cluster.yaml): '--include code' starts it again"
-            return [Decision(status, None, f"{words}\n{tail}".rstrip())]
+        again = f"python main.py --benchmark {job.benchmark} --use_case {job.use_case} {side}"
+        words += f"; that was attempt {job.attempt} of {MOST_ATTEMPTS}: '{again}' starts from the beginning"
+        return [Decision(seen, None, words)]
+    if cause in (reasons.OUT_OF_MEMORY, reasons.TIME_LIMIT):
+        return _propose(seen, job, cause, words, runs, followed)
+    if cause == reasons.CANCELLED and not named:
+        return [Decision(seen, None, f"{words}; again only by name: 'resubmit {seen.id}'")]
+    if cause == reasons.CODE:
+        changed = seen.launch.code != submit.code_digest()
+        if not changed and include != "code":
+            return [Decision(seen, None, f"{words}{_unchanged(seen)}")]
         words += "; the code has changed since" if changed else "; asked for by --include code"
     changes = job.changes
-    if cause == queue.INFRASTRUCTURE and (node := _failed_node(status)):
-        before = directives.value(status.get("directives") or changes, "--exclude")
+    if cause == reasons.INFRASTRUCTURE and (node := _failed_node(seen)):
+        before = directives.value(_directives(seen) or list(changes), "--exclude")
         changes = (*_without(changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
         words += f"; without {node}"
     job = dataclasses.replace(job, attempt=job.attempt + 1, changes=changes)
-    return [Decision(status, job, f"{words}; attempt {job.attempt} of {MOST_ATTEMPTS}")]
+    return [Decision(seen, job, f"{words}; attempt {job.attempt} of {MOST_ATTEMPTS}")]
+
+
+def _unchanged(seen: RunView) -> str:
+    """Why a run whose code failed, and is the same, is not started again, with the end of its log."""
+    tail = "\n".join(f"    {line}" for line in _tail(seen).splitlines()[-TAIL_LINES:])
+    words = "; the code is the same, so it would fail again"
+    words += "; if something else was repaired (an environment, cluster.yaml): '--include code' starts it again"
+    return f"{words}\n{tail}".rstrip()
 
 
 def _propose(
-    status: dict[str, Any],
-    job: Job,
-    cause: str,
-    words: str,
-    statuses: list[dict[str, Any]],
-    followed: dict[str, str],
+    seen: RunView, job: Job, cause: str, words: str, runs: list[RunView], followed: dict[str, str]
 ) -> list[Decision]:
     """The same change for both sides of the pair, or none: sides that differ in it could not be compared."""
-    lines = list(status.get("directives") or []) + list(job.changes)
-    if cause == queue.TIME_LIMIT:
-        given = directives.value(lines, "--time") or status.get("slurm", {}).get("limit") or ""
-        minutes = directives.minutes(given)
-        change = f"--time={directives.limit(2 * minutes)}" if minutes else ""
-        hint = "its target gives no time limit that could be doubled: change cluster.yaml"
-    elif _device_ran_out(status):
-        change = ""
-        hint = "the memory of the device ran out, which no line of Slurm's changes: a smaller batch or size would help"
-    else:
-        change = _more_memory(lines)
-        hint = "its target has no memory line that could be doubled: add one to cluster.yaml"
+    change, hint = _change(seen, job, cause)
     if not change:
-        return [Decision(status, None, f"{words}; {hint}")]
-    sides = [
-        other
-        for other in statuses
-        if other.get("pair") == status.get("pair") and other["run_id"] not in followed and other.get("job")
-    ]
-    alive = [other["run_id"] for other in sides if other["state"] not in TERMINAL]
+        return [Decision(seen, None, f"{words}; {hint}")]
+    sides = [other for other in runs if other.group == seen.group and other.id not in followed and other.job]
+    alive = [other.id for other in sides if not other.ended]
     if alive:
-        return [Decision(status, None, f"{words}; {change} for both sides, once {', '.join(alive)} has ended")]
+        return [Decision(seen, None, f"{words}; {change} for both sides, once {', '.join(alive)} has ended")]
     option = directives.names(change)[0]
     decisions = []
     for side in sides:
-        old = _job(side)
+        old = side.job
         if old is None or old.attempt >= MOST_ATTEMPTS:
-            return [Decision(status, None, f"{words}; {side['run_id']} has had {MOST_ATTEMPTS} attempts: begin anew")]
+            words += f"; {side.id} has had {MOST_ATTEMPTS} attempts: start from the beginning"
+            return [Decision(seen, None, words)]
         new = dataclasses.replace(old, attempt=old.attempt + 1, changes=(*_without(old.changes, option), change))
-        why = words if side is status else f"is the other side of {status['run_id']}"
-        said = f"{why}; proposed for both sides: {change}; attempt {new.attempt} of {MOST_ATTEMPTS}"
-        decisions.append(Decision(side, new, said, approved=False))
+        why = words if side is seen else f"is the other side of {seen.id}"
+        text = f"{why}; proposed for both sides: {change}; attempt {new.attempt} of {MOST_ATTEMPTS}"
+        decisions.append(Decision(side, new, text, approved=False))
     return decisions
 
 
-def _job(status: dict[str, Any]) -> Job | None:
+def _change(seen: RunView, job: Job, cause: str) -> tuple[str, str]:
+    """The directive that may let a run finish; else the empty text, and why there is none."""
+    lines = _directives(seen) + list(job.changes)
+    if cause == reasons.TIME_LIMIT:
+        given = directives.value(lines, "--time") or (seen.slurm.limit if seen.slurm else "")
+        minutes = directives.minutes(given)
+        change = f"--time={directives.limit(2 * minutes)}" if minutes else ""
+        return change, "its target gives no time limit that could be doubled: change cluster.yaml"
+    if _device_ran_out(seen):
+        hint = "the memory of the device ran out, which no line of Slurm's changes: a smaller batch or size would help"
+        return "", hint
+    return _more_memory(lines), "its target has no memory line that could be doubled: add one to cluster.yaml"
+
+
+def _tail(seen: RunView) -> str:
+    return state.log_tail(seen.run, seen.slurm_job_id)
+
+
+def _directives(seen: RunView) -> list[str]:
+    """Those that it ran with."""
     try:
-        return Job(**status["job"])
-    except (TypeError, KeyError, AssertionError):
-        return None
+        return directives.of_script(files.read(seen.run.script).decode(errors="replace"))
+    except (FileNotFoundError, Damaged):
+        return []
 
 
 def _without(changes: tuple[str, ...], option: str) -> tuple[str, ...]:
     return tuple(change for change in changes if option not in directives.names(change))
 
 
-def _failed_node(status: dict[str, Any]) -> str:
+def _failed_node(seen: RunView) -> str:
     """The node to keep away from; empty where Slurm named none, or several at once."""
-    nodes = str(status.get("slurm", {}).get("nodes", ""))
+    nodes = seen.slurm.nodes if seen.slurm else ""
     return nodes if nodes and not set(nodes) & set("[,") else ""
 
 
-def _device_ran_out(status: dict[str, Any]) -> bool:
+def _device_ran_out(seen: RunView) -> bool:
     """Whether it was the device's memory and not the host's, from the words that speak of it."""
-    words = f"{status.get('cause', '')}\n{status.get('tail', '')}".lower()
+    words = f"{seen.status.cause}\n{_tail(seen)}".lower()
     of_device = ("cuda out of memory", "resource_exhausted", "cudaerrormemoryallocation", "outofmemoryerror", "hbm")
     return any(word in words for word in of_device)
 
@@ -254,17 +252,5 @@ def start(decisions: list[Decision], cluster: Cluster, results: Results, say: Sa
         by_target.setdefault(decision.job.target, []).append(decision)
     for group in by_target.values():
         planned = [decision.job for decision in group if decision.job]
-        stamps = {str(decision.status["pair"]): stamp() for decision in group}
-        run_ids = [job.run_id(stamps[str(d.status["pair"])]) for d, job in zip(group, planned, strict=True)]
-        launches = [{"pair": d.status["pair"], "after": d.status["run_id"]} for d in group]
-        submit.launch(planned, cluster, results, say, run_ids, launches)
-
-
-def _add_tails(statuses: list[dict[str, Any]], results: Results) -> None:
-    """Add the end of its log, ``tail``, and the directives it ran with, to every status that may need it."""
-    for status in statuses:
-        if status["state"] in TERMINAL - {FINISHED, SKIPPED}:
-            run = results.run(status["run_id"])
-            status["tail"] = state.log_tail(run, str(status.get("slurm_job_id") or ""))
-            if run.script.exists():
-                status["directives"] = directives.of_script(run.script.read_text())
+        after = [(decision.seen.id, decision.seen.group) for decision in group]
+        submit.launch(planned, cluster, results, say, after)

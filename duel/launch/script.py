@@ -10,13 +10,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from duel import variables
+from duel import ROOT, variables
 from duel.catalogue import FRAMEWORKS, MANY, USE_CASES
 from duel.errors import UserError
-from duel.job import EDITED, ROOT, Job, script_state, seal
+from duel.files import write_atomically
+from duel.job import EDITED, Job, script_state, seal
 from duel.launch import directives
-from duel.launch.cluster import SCOPES, Target
-from duel.results import write_atomically
+from duel.launch.schema import SCOPES, Target
 
 
 def _environment() -> Environment:

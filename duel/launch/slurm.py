@@ -7,22 +7,31 @@ slurm controller' there is none.
 
 import contextlib
 import io
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from duel import files, terminal
 from duel.errors import UserError
-from duel.launch import queue, state
-from duel.launch.cluster import Target
-from duel.launch.preflight import command, environment
+from duel.files import FORMAT, Damaged, locked, utc, write_atomically
+from duel.job import Job
+from duel.launch import preflight, queue, reasons, state, submit
+from duel.launch.environment import environment
+from duel.launch.preflight import command
+from duel.launch.schema import Cluster, Target
+from duel.launch.submit import Launch
 from duel.record import FAILED, QUEUED
-from duel.results import Results, Run, locked, utc
+from duel.results import Results, Run
 
 # sbatch itself tries for up to 120 s where the queue is full.
 SBATCH_SECONDS = 180
@@ -51,7 +60,7 @@ class ScriptExecutor(submitit.SlurmExecutor):
         self._run, self._target = run, target
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self._run.script.read_text()
+        return files.read(self._run.script).decode()
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         words = ["timeout", "--kill-after=10", str(SBATCH_SECONDS)]
@@ -66,6 +75,91 @@ class Script:
 
     def __call__(self) -> int:
         return subprocess.run(["bash", str(self.path)], check=False).returncode
+
+
+class Slurm:
+    """Starts scripts as Slurm's jobs (``duel.launch.submit.Scheduler``)."""
+
+    def check(self, launches: list[Launch]) -> None:
+        """Raises UserError where Slurm's own commands are missing."""
+        # srun: submitit's executor asks for it. A command that the target's own lines bring along is not there yet.
+        target = launches[0].target
+        needed = ["srun", *([] if target.setup.submit else [shlex.split(target.submit)[0]])]
+        missing = [name for name in needed if shutil.which(name) is None]
+        if missing:
+            name, gone = launches[0].job.target, " and no ".join(missing)
+            raise UserError(f"target {name!r} needs Slurm, and there is no {gone} here; 'local' does without")
+
+    def preview(self, launches: list[Launch], cluster: Cluster) -> None:
+        """Show what Slurm would do with them. Raises UserError for what it would refuse."""
+        terminal.show(preflight.plan(launches, cluster))
+
+    def start(self, launches: list[Launch], results: Results, say: Say) -> list[Run]:
+        """Write down what is to be sent, make the folders, send; returns the runs."""
+        with only_driver(results, say):
+            launches = recover(launches, results, say)
+            jobs = {launch.run_id: asdict(launch.job) for launch in launches}
+            intent = {"format": FORMAT, "since": time.time(), "runs": jobs}
+            if not results.intent.exists():
+                write_atomically(results.intent, json.dumps(intent, indent=1) + "\n")
+            runs = submit.create(launches, results)
+            refused = send(runs, [launch.target for launch in launches], results, say)
+            results.intent.unlink()  # all are decided
+        if refused:
+            raise UserError("\n".join(refused))
+        return runs
+
+
+def recover(launches: list[Launch], results: Results, say: Say) -> list[Launch]:
+    """``launches``, under the run ids of an interrupted submission of exactly these jobs if there is one.
+
+    Any other that was interrupted is settled. Runs whose job went in get to know of it in either case. Raises UserError
+    where the note of it comes from another version, or Slurm cannot be asked.
+    """
+    try:
+        intent = files.read_object(results.intent)
+        planned = {str(run_id): files.fitting(job, Job, "a job") for run_id, job in dict(intent["runs"]).items()}
+        since, version = float(intent["since"]), intent["format"]
+        runs = [results.run(run_id) for run_id in planned]
+    except FileNotFoundError:
+        return launches
+    except (ValueError, KeyError, TypeError, AttributeError):  # UserError is a ValueError
+        say(f"{results.intent} is damaged and left out: 'python main.py status' looks for each run by its name")
+        results.intent.unlink()
+        return launches
+    if version != FORMAT:
+        raise UserError(f"{results.intent}: of another version of Duel (format {version}; this one reads {FORMAT})")
+    open_runs = [run for run in runs if run.folder.exists() and not _settled(run)]
+    found, answer = find([run.id for run in open_runs], since) if open_runs else ({}, None)
+    for run in open_runs:
+        if run.id in found:
+            run.write_launch(slurm_job_id=found[run.id].id, adopted="found after an interruption")
+        elif answer is not None and not answer.controller:
+            raise UserError(f"an interrupted submission cannot be sorted out: {'; '.join(answer.notes)}")
+    if launches and list(planned.values()) == [launch.job for launch in launches]:
+        say(f"going on with the submission of {len(launches)} jobs that was interrupted")
+        return [_as(run_id, launch) for launch, run_id in zip(launches, planned, strict=True)]
+    unsent = [run for run in open_runs if run.id not in found]
+    for run in unsent:
+        run.settle(state=FAILED, cause="never submitted: the driver was interrupted before", why=reasons.NEVER_RAN)
+    if unsent:
+        say(f"{len(unsent)} jobs of an interrupted submission were never sent: 'python main.py resubmit' sends them")
+    results.intent.unlink()
+    return launches
+
+
+def _as(run_id: str, launch: Launch) -> Launch:
+    """``launch`` under another run id, and so in another group unless it follows an earlier attempt."""
+    group = launch.group if launch.after else run_id.removeprefix(f"{launch.job.framework}_")
+    return replace(launch, run_id=run_id, group=group)
+
+
+def _settled(run: Run) -> bool:
+    try:
+        launch = run.launch()
+    except Damaged:
+        return True  # 'status' shows it; nobody can go on with it
+    return bool(launch.slurm_job_id or launch.refused)
 
 
 @contextlib.contextmanager
@@ -125,8 +219,7 @@ def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> 
 
 def _decided(run: Run) -> bool:
     """Whether a run is sent or refused already, or was cancelled before it could be."""
-    launch = run.launch()
-    return bool(launch.get("slurm_job_id") or launch.get("refused")) or run.stored_status().get("state") != QUEUED
+    return _settled(run) or run.stored_status().state != QUEUED
 
 
 def _send(run: Run, target: Target, logs: Path, say: Say) -> str:
@@ -140,7 +233,7 @@ def _send(run: Run, target: Target, logs: Path, say: Say) -> str:
             code = getattr(error.__cause__, "returncode", 0)
             words = " ".join(str(error).split()) or f"exit code {code}"
         else:
-            run.write_launch(slurm_job_id=str(job.job_id), sent=utc())
+            run.write_launch(slurm_job_id=str(job.job_id), sent=utc(), cluster=queue.cluster_name())
             return ""
         if _NOT_SENT.search(words):
             if time.time() - since + wait > PATIENCE_SECONDS:
@@ -154,11 +247,12 @@ def _send(run: Run, target: Target, logs: Path, say: Say) -> str:
             say(f"{run.id}: {words}. It may have gone in all the same: looking for it")
         job_id = look_up(run, since, patient=unclear)
         if job_id:
-            run.write_launch(slurm_job_id=job_id, sent=utc(), adopted=words)
+            run.write_launch(slurm_job_id=job_id, sent=utc(), adopted=words, cluster=queue.cluster_name())
             say(f"{run.id} is job {job_id}")
             return ""
         run.write_launch(refused=words)
-        run.settle(state=FAILED, cause=f"never submitted: {words}" if unclear else f"Slurm refused it: {words}")
+        cause = f"never submitted: {words}" if unclear else f"Slurm refused it: {words}"
+        run.settle(state=FAILED, cause=cause, why=reasons.NEVER_RAN)
         return words
 
 
@@ -184,12 +278,12 @@ def look_up(run: Run, since: float, patient: bool) -> str:
 
 def _wait_for_room(run: Run, most: int, results: Results, say: Say) -> None:
     """Wait until fewer than ``most`` runs on the target of ``run`` are in Slurm's queue."""
-    target = run.stored_status().get("target")
-    ours = {other.id for other in results.runs() if other.stored_status().get("target") == target}
+    target = run.stored_status().target
+    ours = {other.id for other in results.runs() if other.stored_status().target == target}
     said = False
     while True:
         answer = queue.ask([state.user()], time.time(), lambda jobs: True)
-        there = [job for job in answer.jobs if job.name in ours and queue.judge(job).kind != queue.ENDED]
+        there = [job for job in answer.jobs if job.name in ours and reasons.judge(job).kind != reasons.ENDED]
         if answer.controller and len(there) < most:
             return
         if not said:

@@ -1,14 +1,18 @@
 """Bring to Weights & Biases what runs could not upload themselves, from a machine that reaches its server."""
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from duel import files
 from duel.errors import UserError
+from duel.files import Damaged
 from duel.record import TERMINAL
 from duel.results import Run
 
@@ -32,10 +36,10 @@ def sync(runs: list[Run], say: Callable[[str], None]) -> bool:
     for run in runs:
         # Beside an offline run, an online one is an attempt that failed before it held anything.
         offline = sorted(run.folder.glob("wandb/offline-run-*/*.wandb"))
-        files = offline or sorted(run.folder.glob("wandb/run-*/*.wandb"))
-        if not files:
+        found = offline or sorted(run.folder.glob("wandb/run-*/*.wandb"))
+        if not found:
             say(f"{run.id}: nothing to upload")
-        for file in files:
+        for file in found:
             well = _bring(run, file, say) and well
     return well
 
@@ -44,12 +48,15 @@ def _bring(run: Run, file: Path, say: Callable[[str], None]) -> bool:
     """Upload one file if need be. Returns whether that went well."""
     online = not file.parent.name.startswith("offline-")
     # Both before the upload: what is written during it is not part of it.
-    ended, size = run.status()["state"] in TERMINAL, file.stat().st_size
+    ended, size = run.status().state in TERMINAL, file.stat().st_size
+    if not file.is_file():
+        say(f"{run.id}: damaged: {file.name} is no regular file")
+        return False
     mark = file.with_name(f"{file.name}.synced")
     if online and (not ended or _confirmed(file.parent / "logs" / "debug-internal.log")):
         say(f"{run.id}: nothing to upload, it is online")
         return True
-    if mark.exists() and mark.read_text() == str(size):
+    if _mark(mark) == str(size):
         say(f"{run.id}: uploaded before")
         return True
     if size <= HEADER_BYTES:
@@ -71,6 +78,14 @@ def _bring(run: Run, file: Path, say: Callable[[str], None]) -> bool:
         mark.write_text(str(size))
         say(f"{run.id}: uploaded" + (f", but: {said}" if said else ""))
     return confirmed
+
+
+def _mark(mark: Path) -> str:
+    """How much was uploaded before; empty where that is not known."""
+    try:
+        return files.read(mark).decode(errors="replace")
+    except (FileNotFoundError, Damaged):
+        return ""
 
 
 def _upload(file: Path) -> tuple[bool, str]:
@@ -108,13 +123,13 @@ def _confirmed(log: Path) -> bool:
     """
     ending = False
     try:
-        lines = log.read_text().splitlines()
-    except FileNotFoundError:
+        lines = files.read(log, files.LOG_BYTES).decode(errors="replace").splitlines()
+    except (FileNotFoundError, Damaged):
         return False
     for line in lines:
         try:
-            record = json.loads(line)
-        except ValueError:  # torn by a kill
+            record = msgspec.json.decode(line, type=dict[str, Any])
+        except (ValueError, RecursionError):  # torn by a kill
             continue
         if record.get("msg") == "filestream: sending request":
             ending = bool(record.get("complete"))

@@ -3,17 +3,19 @@
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-from duel import certificate
+from duel import certificate, terminal
 from duel.catalogue import FRAMEWORKS, VALIDATE
 from duel.errors import UserError
+from duel.files import write_atomically
 from duel.job import Job
-from duel.launch import jobs, pretrained, state, submit
-from duel.launch.cluster import Cluster
-from duel.record import FINISHED, TERMINAL
+from duel.launch import display, jobs, pretrained, submit
+from duel.launch.schema import Cluster
+from duel.launch.views import RunView, Snapshot
+from duel.record import FINISHED
 from duel.report import parity
-from duel.results import Results, Run, write_atomically
+from duel.results import Results, Run
+from duel.table import merge
 
 PRESETS = {"tiny": "smoke", "full": "standard"}
 MOST_FAILURES = 10
@@ -46,26 +48,37 @@ def validate(
     waiting: dict[str, dict[str, Run]] = {}
     for job, run in zip(planned, runs, strict=True):
         waiting.setdefault(job.benchmark, {})[job.framework] = run
-    verdicts = []
-    say(f"\n{parity.heading()}")
+    verdicts: list[bool] = []
 
-    def until(seen: state.Look) -> bool:
-        ended = {status["run_id"]: status for status in seen.statuses if status["state"] in TERMINAL}
-        for benchmark, sides in list(waiting.items()):
-            if all(run.id in ended for run in sides.values()):
-                del waiting[benchmark]
-                lost = {f: ended[run.id] for f, run in sides.items() if ended[run.id]["state"] != FINISHED}
-                for framework, status in lost.items():
-                    said = f"{framework} {status['state']}: {state.describe(status)}"
-                    say(f"{benchmark:18}  no certificate: {said}; 'python main.py logs {status['run_id']}'")
-                if lost:
-                    _say_failures(parity.unfinished(sides), "", say)
-                verdicts.append(not lost and _certify(sides, results, say))
-        return not waiting
+    with display.live(phases=False) as show:
 
-    jobs.follow(results, runs, until)
-    results.merge()
+        def until(seen: Snapshot) -> bool:
+            open_ones = {run.id for sides in waiting.values() for run in sides.values()}
+            show(seen.only([one for one in seen.runs if one.id in open_ones]))
+            ended = {one.id: one for one in seen.runs if one.ended}
+            for benchmark, sides in list(waiting.items()):
+                if all(run.id in ended for run in sides.values()):
+                    del waiting[benchmark]
+                    if not verdicts and not _narrow():
+                        say(f"\n{parity.heading()}")
+                    verdicts.append(_verdict(benchmark, sides, ended, results, say))
+            return not waiting
+
+        jobs.follow(results, runs, until)
+    merge(results)
     return all(verdicts)
+
+
+def _verdict(benchmark: str, sides: dict[str, Run], ended: dict[str, RunView], results: Results, say: Say) -> bool:
+    """Say what the ``sides`` of a benchmark came to, which have ``ended``. True if both compute the same."""
+    lost = {framework: ended[run.id] for framework, run in sides.items() if ended[run.id].state != FINISHED}
+    if not lost:
+        return _certify(sides, results, say)
+    for framework, one in lost.items():
+        end = f"{framework} {one.state}: {display.describe(one)}"
+        say(f"{benchmark:18}  no certificate: {end}; 'python main.py logs {one.id}'")
+    _say_failures(parity.unfinished(sides), "", say)
+    return False
 
 
 def _certify(sides: dict[str, Run], results: Results, say: Say) -> bool:
@@ -80,9 +93,15 @@ def _certify(sides: dict[str, Run], results: Results, say: Say) -> bool:
     write_atomically(file, json.dumps(found, indent=1) + "\n")
     for run in sides.values():
         run.parity.unlink()
-    say(parity.line(found))
+    # By ``say``: what goes to another console would be drawn over.
+    say(parity.paragraph(found, terminal.console().width) if _narrow() else parity.line(found))
     _say_failures(found["failures"], f" of them: {file}", say)
     return bool(found["passed"])
+
+
+def _narrow() -> bool:
+    """Whether the table is wider than the terminal."""
+    return terminal.is_terminal() and terminal.console().width < len(parity.heading())
 
 
 def _say_failures(failures: list[str], where: str, say: Say) -> None:
@@ -92,7 +111,7 @@ def _say_failures(failures: list[str], where: str, say: Say) -> None:
         say(f"    ... all {len(failures)}{where}")
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read(file: Path) -> certificate.Certificate | None:
     try:
         return certificate.read(file)
     except UserError:  # damaged or of another version: it is replaced

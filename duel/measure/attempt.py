@@ -15,15 +15,18 @@ from typing import Any
 from duel import evidence, modes
 from duel.catalogue import PRESETS, VALIDATE
 from duel.comparability import disturbances
+from duel.files import utc
 from duel.measure import probes, ranks, timing
+from duel.measure.row import kind_of
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.record import FAILED, FINISHED, RUNNING, TERMINAL, Row
-from duel.results import HEARTBEAT_SECONDS, Results, Run, utc
+from duel.results import Results, Run
+from duel.status import HEARTBEAT_SECONDS, Progress
 
 POLL_SECONDS = 0.5
 PROGRESS = ("loss", "block")  # events that tell how far a phase has come
 # How gloo, NCCL and the servers of both frameworks say that another process is gone, or does not come.
-BEREAVED = (
+PEER_LOST = (
     *("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote"),
     "getkeyvalue() timed out",
 )
@@ -45,20 +48,20 @@ class Team:
         self._cpus = ranks.shares(size) if spawn else [[] for _ in range(size)]
         self._spawned: list[subprocess.Popen[bytes]] = []
         self._caches = tempfile.TemporaryDirectory(prefix="duel-")  # of the row's compilers
-        self.chief: ranks.Chief | None = None
+        self.coordinator: ranks.Coordinator | None = None
         if size == 1:
             return
         run.write_status(phase=f"waiting for {size - 1} other ranks")
         if spawn:
             os.environ["DUEL_MEETING"] = run.id
-        self.chief = ranks.Chief(size, ranks.meeting(results.folder))
+        self.coordinator = ranks.Coordinator(size, ranks.meeting(results.folder))
         try:
             for rank in range(1, size) if spawn else ():
                 own = {"DUEL_RANK": str(rank), "DUEL_RANKS": str(size)}
                 self._spawned.append(
                     subprocess.Popen([sys.executable, "-u", *sys.argv], env=os.environ | own, start_new_session=True)
                 )
-            self.chief.gather()
+            self.coordinator.gather()
         except BaseException:
             self.close()
             raise
@@ -68,8 +71,8 @@ class Team:
         number, here, framework = row.row or 0, self._options, str(row.framework)
         self._caches.cleanup()
         self._caches = tempfile.TemporaryDirectory(prefix="duel-")
-        if self.chief is not None and row.device_count != 1:
-            here = [*here, *self.chief.start(self._run, number, framework, self._options, self._cpus)]
+        if self.coordinator is not None and row.device_count != 1:
+            here = [*here, *self.coordinator.start(self._run, number, framework, self._options, self._cpus)]
         cpus = self._cpus[0] or _chosen_cpus(row)
         here = [*here, "--cpus", ",".join(map(str, cpus))] if cpus else here
         # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
@@ -84,8 +87,8 @@ class Team:
     def close(self) -> None:
         """Send all home."""
         self._caches.cleanup()
-        if self.chief is not None:
-            self.chief.close()
+        if self.coordinator is not None:
+            self.coordinator.close()
         for process in self._spawned:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(ranks.END_SECONDS)
@@ -144,7 +147,7 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
     run.write_row(row.replace(status=RUNNING, started=utc()))
     before = _size(run.log)
     process = team.start(row)
-    chief = team.chief if row.device_count != 1 else None
+    coordinator = team.coordinator if row.device_count != 1 else None
     copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
     copier.start()
     deaths: dict[int, str] = {}
@@ -153,10 +156,10 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
         while process.poll() is None and not deaths and silent < SILENCE_SECONDS:
             heard = time.monotonic() if _pass_on(run, reader, sink) else heard
             time.sleep(POLL_SECONDS)
-            deaths = chief.deaths() if chief else {}
+            deaths = coordinator.deaths() if coordinator else {}
             silent = time.monotonic() - heard
-        if chief:
-            deaths = _wind_up(process, chief)
+        if coordinator:
+            deaths = _wind_up(process, coordinator)
             copier.join(GRACE_SECONDS)
             if process.poll():
                 deaths = deaths | {0: ranks.tail(run.log, before)}
@@ -183,12 +186,13 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
             with open(run.log, "a", encoding="utf-8") as log:
                 log.write(text)
             print(text, flush=True)
-        run.write_row(row.replace(status=FAILED, cause=_first_cause(row, process.returncode, others), ended=utc()))
+        cause, why = _first_cause(row, process.returncode, others)
+        run.write_row(row.replace(status=FAILED, cause=cause, why=why, ended=utc()))
     elif row.status not in TERMINAL:
-        cause = _cause(process.returncode)
+        cause, why = _cause(process.returncode)
         if silent >= SILENCE_SECONDS:
-            cause = f"hung: not a word for {silent:.0f} s; the last was '{run.stored_status().get('phase')}'"
-        run.write_row(row.replace(status=FAILED, cause=cause, ended=utc()))
+            cause, why = f"hung: no output for {silent:.0f} s, in the phase '{run.stored_status().phase}'", "code"
+        run.write_row(row.replace(status=FAILED, cause=cause, why=why, ended=utc()))
     return deaths
 
 
@@ -209,34 +213,35 @@ def _with_efficiency(row: Row, rows: list[Row]) -> Row:
     return row.replace(scaling_efficiency=row.throughput / (row.device_count * alone.throughput))
 
 
-def _wind_up(process: "subprocess.Popen[bytes]", chief: ranks.Chief) -> dict[int, str]:
+def _wind_up(process: "subprocess.Popen[bytes]", coordinator: ranks.Coordinator) -> dict[int, str]:
     """End a row on many devices whose first process has ended: all others soon do, or are told to.
 
     Returns what those said that ended by themselves and as they should not have: a death takes others along.
     """
     until = time.monotonic() + ranks.END_SECONDS
-    while time.monotonic() < until and not (chief.ended() and process.poll() is not None):
+    while time.monotonic() < until and not (coordinator.ended() and process.poll() is not None):
         time.sleep(ranks.POLL_SECONDS)
-    deaths = chief.deaths()
+    deaths = coordinator.deaths()
     if process.poll() is None:
         process.terminate()
-    if not chief.ended():
-        chief.stop()
+    if not coordinator.ended():
+        coordinator.stop()
         until = time.monotonic() + ranks.END_SECONDS
-        while time.monotonic() < until and not chief.ended():
+        while time.monotonic() < until and not coordinator.ended():
             time.sleep(ranks.POLL_SECONDS)
     return deaths
 
 
-def _first_cause(row: Row, returncode: int, others: dict[int, str]) -> str:
-    """What became of all ranks, in one line; that one has lost another comes behind what that one died of."""
+def _first_cause(row: Row, returncode: int, others: dict[int, str]) -> tuple[str, str]:
+    """What became of all ranks, in one line, and its kind; that one has lost another comes after what that died of."""
     causes = [f"rank {rank}: {_last_line(said)}" for rank, said in others.items()]
     if returncode > 0:  # else it was ended by us
-        own = row.cause or _cause(returncode)
-        if own.startswith("input: "):
-            return own
+        own, why = (row.cause, row.why) if row.cause else _cause(returncode)
+        if why == "input":
+            return str(own), why
         causes.insert(0, f"rank 0: {own}")
-    return "; ".join(sorted(causes, key=lambda said: any(words in said.lower() for words in BEREAVED)))
+    causes.sort(key=lambda cause: any(words in cause.lower() for words in PEER_LOST))
+    return "; ".join(causes), kind_of(causes[0])
 
 
 def _last_line(said: str) -> str:
@@ -270,20 +275,23 @@ def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink | None) -> bool:
     events = reader()
     if sink is not None:
         sink.log(events)
-    said: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for event in events:
         if event["event"] == "phase":  # how far the one before had come is not where this one is
-            said = {"row": event["row"], "phase": event["phase"], "progress": {}}
+            changes = {"row": event["row"], "phase": event["phase"], "phase_started": time.time()}
+            changes["progress"] = Progress()
         elif event["event"] in PROGRESS:
-            said["progress"] = event
-    if events or time.time() - run.stored_status()["updated"] > HEARTBEAT_SECONDS:
-        run.write_status(**said)
+            known = {name: event[name] for name in Progress.__dataclass_fields__ if name in event}
+            changes["progress"] = Progress(**known)
+    if events or run.stored_status().age > HEARTBEAT_SECONDS:
+        run.write_status(**changes)
     return bool(events)
 
 
-def _cause(returncode: int) -> str:
+def _cause(returncode: int) -> tuple[str, str]:
+    """How a process ended, in words, and as a kind."""
     if returncode == -signal.SIGKILL:
-        return "killed by SIGKILL; where memory ran out, this is what the kernel does"
+        return "killed by SIGKILL; where memory ran out, this is what the kernel does", "killed"
     if returncode < 0:
-        return f"ended by {signal.Signals(-returncode).name}"
-    return f"its process ended with exit code {returncode} and without a word; see log.txt"
+        return f"ended by {signal.Signals(-returncode).name}", "code"
+    return f"its process ended with exit code {returncode} and without a report; see log.txt", "code"

@@ -18,21 +18,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel import variables
+from duel import ROOT, variables
+from duel.arguments import Parser
 from duel.catalogue import FRAMEWORKS, MANY, PAIRED, VALIDATE
 from duel.comparability import judged
 from duel.errors import UserError
-from duel.job import ROOT, Job, group, script_state
-from duel.measure import probes, ranks
+from duel.files import locked, utc
+from duel.job import Job, script_state
+from duel.measure import assistant, probes, ranks
 from duel.measure.attempt import Commands, Team, measure_row
 from duel.measure.device import World
-from duel.measure.row import describe, measure
+from duel.measure.row import FolderGoneError, describe, kind_of, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_cases, folder_name, target_name
 from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, Row
-from duel.results import Results, Run, locked, this_process, utc
+from duel.results import Results, Run
+from duel.status import this_process
+from duel.table import evidence, merge
 
-AGAIN = 4  # more tries at a row that others disturb
+RETRIES = 4  # more tries at a row that others disturb
 USER_ERROR = 2
 # Slurm's preemption and scancel, Ctrl-C, and the warning that our scripts ask for before a time limit.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -40,9 +44,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 def main(framework: str, arguments: list[str] | None = None) -> int:
     """The command line of ``<framework>/run.py``."""
-    parser = argparse.ArgumentParser(
-        prog=f"{framework}/run.py", description=f"Measure {framework} in this interpreter."
-    )
+    parser = Parser(prog=f"{framework}/run.py", description=f"Measure {framework} in this interpreter.")
     add_options(parser)
     parser.add_argument("--target", type=target_name, default="local", metavar="NAME", help="recorded in the rows")
     parser.add_argument("--data", type=folder_name, default=ROOT / "data", metavar="DIR", help="folder of data sets")
@@ -54,7 +56,7 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", default="", help=argparse.SUPPRESS)
-    args = parser.parse_args(arguments)
+    args = parser.parse(sys.argv[1:] if arguments is None else arguments)
     try:
         version = importlib.metadata.version(FRAMEWORKS[framework])
     except importlib.metadata.PackageNotFoundError:
@@ -65,7 +67,11 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         if args.cpus:  # before the framework makes its threads
             os.sched_setaffinity(0, map(int, args.cpus.split(",")))
         world = World(args.rank or 0, args.ranks or 1, args.local_rank or 0, args.meet)
-        code = measure(Run(args.run_folder), args.row, args.data, args.device, version, world)
+        try:
+            code = measure(Run(args.run_folder), args.row, args.data, args.device, version, world)
+        except FolderGoneError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = USER_ERROR
         if world.size > 1:
             # Threads of both frameworks' collectives outlive these, and now and then crash an interpreter that is taken
             # down ("terminate called without an active exception"), or wait there for ranks that are gone.
@@ -123,9 +129,9 @@ def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
         run = results.run(run_id)
         status = run.stored_status()
         # Lost: some other cluster's Slurm was asked, and did not know the job.
-        if status.get("state") in (QUEUED, LOST) and "started" not in status:
+        if status.state in (QUEUED, LOST) and status.queued and not status.started:
             return run
-        if status.get("state") == CANCELLED and "started" not in status:
+        if status.state == CANCELLED and not status.started:
             return None
     run = results.run(job.run_id())
     run.create(job.rows(), script=script, owner=this_process(), target=job.target)
@@ -147,10 +153,10 @@ class _Work:
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
         if "SLURM_JOB_ID" not in os.environ:
             self._alone.enter_context(locked(self._results.device_lock, wait=True, shared=_may_share(job)))
-        if run.stored_status()["state"] == CANCELLED:  # while it waited
+        if run.stored_status().state == CANCELLED:  # while it waited
             raise _Stopped(signal.SIGTERM.name)
         run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
-        common = _common_columns(script) | {"group": group(run)}
+        common = _common_columns(script) | {"group": run.group}
         rows = [row.replace(**common) for row in run.rows()]
         for row in rows:
             run.write_row(row)
@@ -160,7 +166,7 @@ class _Work:
                 "(--ntasks, --ntasks-per-node)"
             )
         if job.use_case != VALIDATE:  # a proof has no curves to watch
-            self._sink = WandbSink(run.folder, rows, probes.environment(), group(run))
+            self._sink = WandbSink(run.folder, rows, probes.environment(), run.group)
             run.write_status(wandb=self._sink.note)
             print(self._sink.note, flush=True)
         reader = MetricsReader(run.metrics)
@@ -170,29 +176,32 @@ class _Work:
         for nth, row in enumerate(rows, 1):
             part = f"row {nth} of {len(rows)}, {row.framework}" if len(rows) > 1 else ""
             run.write_status(part=part, phase="starting")
-            again = AGAIN if job.framework == PAIRED and row.point not in lost else 0
+            again = RETRIES if job.framework == PAIRED and row.point not in lost else 0
             if not measure_row(run, row, self._team, reader, self._sink, again):
                 lost.add(row.point)
 
-    def close(self, state: str, cause: str, code: int) -> list[Row]:
+    def close(self, state: str, cause: str, why: str | None, code: int) -> list[Row]:
         """The rows of the run, judged."""
         run, sink = self._run, self._sink
         if self._team is not None:
             self._team.close()
-        run.settle(state=state, cause=cause, exit_code=code)
+        if not run.folder.is_dir():  # nothing can be recorded
+            self._alone.close()
+            return []
+        run.settle(state=state, cause=cause, why=why, exit_code=code)
         self._alone.close()  # not before: processes of an ended row would run into the next run's
         try:
-            rows = [row for row in self._results.merge(wait=False) if row.run_id == run.id]
-        except UserError as error:  # the row is safe in its own file; whoever merges next says so again
+            rows = [row for row in merge(self._results, wait=False) if row.run_id == run.id]
+        except (OSError, UserError) as error:  # the row is safe in its own file; whoever merges next says so again
             print(f"not merged: {error}", file=sys.stderr)
             rows = []
         if sink is not None:
             sink.finish(rows or run.rows(), code)
             # It may have given up long before the end, too.
-            if sink.note != run.stored_status().get("wandb"):
+            if sink.note != run.stored_status().wandb:
                 run.write_status(wandb=sink.note)
                 print(sink.note, flush=True)
-        return rows or judged(run.rows(), self._results.evidence)
+        return rows or judged(run.rows(), lambda row: evidence(row, self._results))
 
 
 def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
@@ -213,33 +222,38 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         print("this run was cancelled before it started", flush=True)
         return 0
     # Only a job that is ours, whole: inside someone's salloc or notebook SLURM_JOB_ID is there too.
-    slurm_job_id = os.environ.pop("DUEL_SLURM_JOB_ID", None)
-    slurm = {"slurm_job_id": slurm_job_id} if slurm_job_id else {}
-    run.write_status(
-        owner=this_process(), user=probes.user(), phase="waiting for another run on this machine to end", **slurm
-    )
+    slurm_job_id = os.environ.pop("DUEL_SLURM_JOB_ID", "")
+    phase = "waiting for another run on this machine to end"
+    run.write_status(owner=this_process(), user=probes.user(), phase=phase, slurm_job_id=slurm_job_id)
     print(f"run {run.id}, folder {os.path.relpath(run.folder, ROOT)}", flush=True)
     work = _Work(job, run, results)
     state, cause, code = FAILED, "", 1
+    why: str | None = "code"
     try:
         work.measure(place, data, spawn, commands, script)
-        state, cause, code = _verdict(run.rows())
+        state, cause, why, code = _verdict(run.rows())
     except UserError as error:
-        cause, code = f"input: {error}", USER_ERROR
+        cause, why, code = f"input: {error}", "input", USER_ERROR
     except ranks.Missing as error:
-        cause = str(error)
+        cause, why = str(error), "infrastructure"
     except _Stopped as stopped:
-        state, cause, code = CANCELLED, f"ended by {stopped}", 128 + signal.Signals[str(stopped)].value
+        state, cause, why = CANCELLED, f"ended by {stopped}", "told to end"
+        code = 128 + signal.Signals[str(stopped)].value
         if str(stopped) == signal.SIGUSR2.name:
-            state, cause = FAILED, f"{cause}: Slurm warned that the time limit, or a preemption, was near"
+            state, why = FAILED, "warned"
+            cause += ": Slurm warned that the time limit, or a preemption, was near"
     except Exception as error:  # not hidden, but its words belong into the record too
-        cause = describe(error)
-        raise
+        cause, why = describe(error), kind_of(str(error))
+        if run.folder.is_dir():
+            raise
+        cause, why = str(FolderGoneError(run)), "infrastructure"
     finally:
         # From here on a second signal must not cut the record short.
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
-        rows = work.close(state, cause, code)
+        if why in ("told to end", "warned") and _is_complete(run):  # it came when all was measured
+            state, cause, why, code = _verdict(run.rows())
+        rows = work.close(state, cause, why, code)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
     _print_verdicts(run, rows)
     return code
@@ -250,7 +264,7 @@ def _assist(place: ranks.Place, job: Job, results: Results, commands: Commands) 
     if place.size != job.ranks:
         return 0
     try:
-        return ranks.assist(place, ranks.meeting(results.folder), commands)
+        return assistant.assist(place, ranks.meeting(results.folder), commands)
     except _Stopped as stopped:
         return 128 + signal.Signals[str(stopped)].value
 
@@ -276,11 +290,18 @@ def _common_columns(script: str | None) -> dict[str, Any]:
     return columns | {"script": script_state(script) if script else None, "missing": missing}
 
 
-def _verdict(rows: list[Row]) -> tuple[str, str, int]:
+def _is_complete(run: Run) -> bool:
+    """Whether every row has been measured, or need not be."""
+    rows = run.rows()
+    return bool(rows) and all(row.status in (FINISHED, SKIPPED) for row in rows)
+
+
+def _verdict(rows: list[Row]) -> tuple[str, str, str | None, int]:
+    """State, cause, its kind and exit code of a run whose rows have all been tried."""
     failed = [row for row in rows if row.status not in (FINISHED, SKIPPED)]
     if failed:
-        code = USER_ERROR if (failed[0].cause or "").startswith("input: ") else 1
-        return FAILED, failed[0].cause or "", code
+        code = USER_ERROR if failed[0].why == "input" else 1
+        return FAILED, failed[0].cause or "", failed[0].why, code
     if all(row.status == SKIPPED for row in rows):
-        return SKIPPED, rows[0].cause or "", 0
-    return FINISHED, "", 0
+        return SKIPPED, rows[0].cause or "", None, 0
+    return FINISHED, "", None, 0

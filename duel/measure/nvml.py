@@ -116,9 +116,9 @@ class Gpu:
         return int(mine[0].usedGpuMemory) if mine and mine[0].usedGpuMemory else None
 
     @property
-    def strangers(self) -> int | None:
+    def unknown(self) -> int | None:
         """Other processes on the device. Where pids are a container's own, one of those that NVML knows is this one."""
-        processes = self._processes("strangers")
+        processes = self._processes("unknown")
         if processes is None:
             return None
         others = [process for process in processes if process.pid != os.getpid()]

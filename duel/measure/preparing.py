@@ -11,12 +11,12 @@ from pathlib import Path
 from duel import certificate, modes
 from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
+from duel.files import write_atomically
 from duel.measure import batches, canary, clock, parameters, probes, timing
 from duel.measure.device import Device, Setting
 from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
 from duel.options import SAFETENSORS
-from duel.results import write_atomically
 
 # Kinds of devices that several processes share out among them. A TPU host's chips belong to one process unless its
 # environment cuts them up, which nobody here could try; MPS has one device.

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from duel import variables
 from duel.errors import Disproved, UserError
+from duel.files import utc
 from duel.measure import preparing, proving, timed
 from duel.measure.device import ALONE, World
 from duel.measure.measurement import Columns, Emit, Measurement, Skip
 from duel.measure.sinks import MetricsWriter
 from duel.record import FAILED, FINISHED, SKIPPED, Row
-from duel.results import Run, utc
+from duel.results import Run
 
 Stage = tuple[str, Callable[[Measurement], Columns]]
 _DEVICE: tuple[Stage, ...] = (("finding the device", preparing.find_device), ("", preparing.build))
@@ -76,6 +77,13 @@ STAGES: dict[str, tuple[Stage, ...]] = {
 }
 
 
+class FolderGoneError(Exception):
+    """Somebody moved or removed the folder of a run that goes on: nothing more of it can be recorded."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(f"{run.folder} is gone: it was moved or removed while the run went on")
+
+
 def _die_with_parent() -> None:
     """A killed supervisor must not leave a process behind that goes on using the device (Linux only)."""
     if sys.platform == "linux":
@@ -98,13 +106,15 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
         row = measured.row.with_cell().replace(status=SKIPPED, cause=str(skip))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        row = run.read_row(number).replace(status=FAILED, cause=f"input: {_headline(error)}")
+        row = run.read_row(number).replace(status=FAILED, cause=f"input: {_headline(error)}", why="input")
     except Disproved as error:
         print(f"error: {error}", file=sys.stderr)
-        row = measured.row.replace(status=FAILED, cause=f"disproved: {_headline(error)}")
+        row = measured.row.replace(status=FAILED, cause=f"disproved: {_headline(error)}", why="disproved")
     except Exception as error:  # whatever the framework raises is a row, and its traceback is in the log
+        if not run.folder.is_dir():
+            raise FolderGoneError(run) from error
         traceback.print_exc()
-        row = run.read_row(number).replace(status=FAILED, cause=describe(error))
+        row = run.read_row(number).replace(status=FAILED, cause=describe(error), why=kind_of(str(error)))
     if world.rank == 0:
         run.write_row(row.replace(ended=utc()))
     elif row.cause:
@@ -132,5 +142,10 @@ def describe(error: Exception) -> str:
     """One line of it, headed 'out of memory' where it is that."""
     text = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
     text = re.sub(r"([^:]{3,80}: )\1+", r"\1", text)[:300]  # XLA heads an error once for each thunk that passes it on
+    return f"out of memory: {text}" if kind_of(str(error)) == "out of memory" else text
+
+
+def kind_of(error: str) -> str:
+    """The kind of an error: frameworks have many classes for too little memory, so it is known by its text."""
     exhausted = ("out of memory", "resource_exhausted", "can't allocate memory", "cannot allocate memory")
-    return f"out of memory: {text}" if any(words in str(error).lower() for words in exhausted) else text
+    return "out of memory" if any(words in error.lower() for words in exhausted) else "code"

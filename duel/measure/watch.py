@@ -33,7 +33,7 @@ class Conditions:
     clock_mhz: float | None = None
     temperature_celsius: float | None = None
     throttles: tuple[str, ...] | None = ()
-    strangers: int | None = 0
+    unknown: int | None = 0
     foreign_load: float | None = None
     ecc_errors: int = 0  # uncorrected ones since the block before
 
@@ -41,7 +41,7 @@ class Conditions:
     def faults(self) -> list[str]:
         """Why the block is left out; empty if it is not."""
         said = [f"throttled ({words})" for words in self.throttles or ()]
-        said += ["another process on the device"] if self.strangers else []
+        said += ["another process on the device"] if self.unknown else []
         said += ["uncorrected memory error"] if self.ecc_errors else []
         return said + (["other processes on the CPUs"] if (self.foreign_load or 0.0) > FOREIGN_LOAD else [])
 
@@ -60,7 +60,7 @@ class Watch:
             except LookupError as error:
                 self.missing |= dict.fromkeys(("clock_mhz", "temperature_celsius", "joules_per_item"), str(error))
                 self.missing |= dict.fromkeys(("device_id", "device_process_bytes", "ecc_errors"), str(error))
-        self._others = self._gpu.strangers if self._gpu else 0
+        self._others = self._gpu.unknown if self._gpu else 0
         self._ecc_errors = self._gpu.ecc_errors if self._gpu else None
         self._start = self._before = self._cpu_seconds()
         self._begun: tuple[float, list[float]] | None = None
@@ -88,7 +88,7 @@ class Watch:
         if self._device.kind == "gpu" and self._gpu is None:
             said.append(f"throttling and other processes ({self.missing['clock_mhz']})")
         failures = self._gpu.failures if self._gpu else {}
-        asked = {"throttling": "throttles", "other processes": "strangers"}
+        asked = {"throttling": "throttles", "other processes": "unknown"}
         return ", ".join(said + [f"{words} ({failures[name]})" for words, name in asked.items() if name in failures])
 
     def block(self) -> Conditions:
@@ -105,7 +105,7 @@ class Watch:
             new = max(0, errors - (errors if self._ecc_errors is None else self._ecc_errors))
             self._ecc_errors = errors
         held_down = None if throttles is None else tuple(throttles)
-        return Conditions(gpu.clock_mhz, gpu.temperature_celsius, held_down, gpu.strangers, load, new)
+        return Conditions(gpu.clock_mhz, gpu.temperature_celsius, held_down, gpu.unknown, load, new)
 
     def begin(self) -> None:
         """The measured blocks begin now."""

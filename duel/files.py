@@ -1,0 +1,161 @@
+"""Files that several processes share: replaced whole, locked, and read without trust.
+
+Nothing here knows what is in them. What is read may have been written by anybody: it is a regular file of a bounded
+size, or ``Damaged`` is raised.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO, TypeVar
+
+from duel.errors import UserError
+
+RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
+FORMAT = 1  # of the JSON files that have one; a larger one was written by a newer version
+RECORD_BYTES = 4 << 20  # of one JSON record; real ones have some kilobytes
+LOG_BYTES = 1 << 30  # of what a job wrote as it went on
+
+T = TypeVar("T")
+
+
+class Damaged(UserError):
+    """A file is not what its name promises; the message says which, and how."""
+
+
+def utc(seconds: float | None = None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def stamp() -> str:
+    """What makes a run id unique, and sorts by time: UTC to 1/256 s, and 4 random hex digits."""
+    now = time.time()
+    return f"{time.strftime('%y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 256):02x}{os.urandom(2).hex()}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``, whole and durable, or leave it as it was."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
+    try:
+        with open(temporary, "x", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, wait: bool, shared: bool = False) -> Iterator[TextIO | None]:
+    """Hold the lock file ``path``; yields it, or None where it is not held (never, with ``wait``).
+
+    ``shared``: beside others that share it, and nobody else.
+
+    The kernel frees it when the last process that has this very file open is dead.
+    """
+    descriptor, _ = _open(path, os.O_RDWR | os.O_CREAT)
+    with open(descriptor, "r+") as file:
+        held: TextIO | None = file
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            held = None
+        yield held
+
+
+def read(path: Path, most: int = RECORD_BYTES, last: bool = False) -> bytes:
+    """The bytes of a regular file; with ``last`` no more than its last ``most`` ones.
+
+    Raises FileNotFoundError where there is none, and Damaged where it is a pipe, a device or a folder, may not be read,
+    or is larger than ``most`` bytes: neither may keep a command waiting or fill its memory.
+    """
+    try:
+        descriptor, size = _open(path, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from error
+    with open(descriptor, "rb") as file:
+        if size > most:
+            if not last:
+                raise Damaged(f"{path.name} has {size} bytes; at most {most} are valid")
+            file.seek(size - most)
+        return file.read(most)
+
+
+def _open(path: Path, flags: int) -> tuple[int, int]:
+    """A descriptor of a regular file, and its size in bytes. Raises OSError, and Damaged for what is no such file."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(descriptor)
+        raise Damaged(f"{path.name} is no regular file")
+    return descriptor, about.st_size
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``. Raises FileNotFoundError where there is none, and Damaged where it is none."""
+    try:
+        stored = json.loads(read(path))
+        json.dumps(stored, ensure_ascii=False).encode()  # half of a surrogate pair could never be written again
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, Damaged):
+            raise
+        raise Damaged(f"{path.name} is damaged: {_first_line(error)}") from error
+    if not isinstance(stored, dict):
+        raise Damaged(f"{path.name} is damaged: it holds no JSON object")
+    return stored
+
+
+def read_record(path: Path, kind: type[T]) -> T:
+    """The record of type ``kind`` in ``path``; keys that ``kind`` has not are left out.
+
+    Raises FileNotFoundError where there is none, and Damaged where it is another version's or does not fit ``kind``.
+    """
+    stored = read_object(path)
+    version = stored.get("format", FORMAT)
+    if version != FORMAT:
+        raise Damaged(f"{path.name} is of another version of Duel (format {version!r}; this one reads {FORMAT})")
+    return fitting(stored, kind, path.name)
+
+
+def fitting(stored: Any, kind: type[T], name: str) -> T:
+    """``stored``, plain data from JSON, as a ``kind``. Raises Damaged, headed by ``name``, where it does not fit."""
+    import msgspec  # loaded where a record is read: --help answers at once
+
+    try:
+        return msgspec.convert(stored, kind)
+    except (ValueError, TypeError, AssertionError, OverflowError, RecursionError) as error:
+        raise Damaged(f"{name} is damaged: {_first_line(error) or 'a value is not valid'}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")[:200]
+
+
+def process_started(pid: int) -> str | None:
+    """When process ``pid`` of this machine started, in a form to compare; None if it is not there (or a zombie).
+
+    A bare pid is not enough: the kernel uses numbers again.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    try:  # no /proc: macOS
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass
+    return "alive"

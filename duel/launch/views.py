@@ -1,0 +1,130 @@
+"""One run, and all runs, as they are at one moment: what their folders say, made true, and what Slurm says."""
+
+import calendar
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from duel.catalogue import BENCHMARKS, VALIDATE
+from duel.job import Job
+from duel.launch import queue
+from duel.record import LOST, QUEUED, RUNNING, TERMINAL
+from duel.results import Run
+from duel.status import LaunchRecord, SlurmWord, Status, plain
+
+# Slurm keeps its record of a job for at least this long; older ones are not asked for again.
+EXPLAIN_SECONDS = 7 * 24 * 3600.0
+# How a run ends itself when it is told to; who told it, only Slurm knows.
+SIGNALLED = ("told to end", "warned")
+
+
+@dataclass
+class RunView:
+    """One run as it is now: what its folder says, made true, and what Slurm says."""
+
+    run: Run
+    status: Status
+    launch: LaunchRecord
+    damaged: str = ""  # what is wrong with its launch.json
+    slurm: SlurmWord | None = None
+    note: str = ""  # what is known of a run that Slurm does not explain
+    verdict: str = ""  # of its pair
+
+    @property
+    def id(self) -> str:
+        return self.run.id
+
+    @property
+    def state(self) -> str:
+        return self.status.state
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def job(self) -> Job | None:
+        return self.launch.job
+
+    @property
+    def slurm_job_id(self) -> str:
+        return self.status.slurm_job_id or self.launch.slurm_job_id
+
+    @property
+    def user(self) -> str:
+        return self.status.user or self.launch.user
+
+    @property
+    def in_slurm(self) -> bool:
+        return bool(self.status.owner.slurm_job_name or self.slurm_job_id)
+
+    @property
+    def group(self) -> str:
+        """As ``Run.group``, without reading launch.json again."""
+        return self.launch.pair or self.id.partition("_")[2]
+
+    @property
+    def framework(self) -> str:
+        return self.job.framework if self.job else self.id.partition("_")[0]
+
+    @property
+    def benchmark(self) -> str:
+        """A run that was started by hand has it in its id alone."""
+        rest = self.id.partition("_")[2]
+        named = [name for name in BENCHMARKS if rest.startswith(f"{name}_")]
+        return self.job.benchmark if self.job else max(named, key=len, default="")
+
+    @property
+    def target(self) -> str:
+        return self.job.target if self.job else self.status.target
+
+    @property
+    def is_validation(self) -> bool:
+        return self.id.startswith(f"{self.framework}_{self.benchmark}_{VALIDATE}")
+
+    @property
+    def queued(self) -> float:
+        """When it was queued, in s since 1970; 0 where its folder does not say."""
+        try:
+            return float(calendar.timegm(time.strptime(self.status.queued, "%Y-%m-%dT%H:%M:%SZ")))
+        except ValueError:
+            return 0.0
+
+    def needs_slurm(self) -> bool:
+        """Whether Slurm may know more of the run than its folder says."""
+        if not self.in_slurm or not self.queued:
+            return False
+        if self.state in (QUEUED, RUNNING) or (self.state == LOST and not self.status.ended):
+            return True
+        return self.status.why in SIGNALLED and self.slurm is None and time.time() - self.queued < EXPLAIN_SECONDS
+
+    def change(self, **status: Any) -> None:
+        self.status = replace(self.status, **status)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one JSON object."""
+        launch = plain(self.launch)
+        found = launch | plain(self.status) | {"run_id": self.id, "state": self.state, "age": self.status.age}
+        also: dict[str, Any] = {
+            "slurm_job_id": self.slurm_job_id,
+            "user": self.user,
+            "damaged": self.damaged,
+            "note": self.note,
+        }
+        also |= {"verdict": self.verdict, "slurm": plain(self.slurm) if self.slurm else None}
+        return found | {name: value for name, value in also.items() if value}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Every run, as it is now."""
+
+    runs: list[RunView]
+    by_hand: list[queue.SlurmJob]  # jobs of our scripts that wait and have no run yet
+    notes: list[str]  # what could not be asked
+    answer: queue.Answer | None  # Slurm's, if it was asked
+    asked: float  # when, in s since 1970
+
+    def only(self, runs: list[RunView]) -> "Snapshot":
+        """The same, for these runs alone."""
+        return replace(self, runs=runs, by_hand=[])

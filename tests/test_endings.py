@@ -1,0 +1,114 @@
+"""Ends that come at a bad moment: a killed driver, many runs at once, a signal after the last row, a moved folder."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import clean_environment
+from test_results import JOB, new_run
+
+from duel import table
+from duel.measure import job as measure_job
+from duel.record import FINISHED
+from duel.results import LITTER_SECONDS, Results
+from duel.table import merge, read_rows
+
+DEAD = 2**22 - 1  # the number of no process
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def test_what_a_killed_driver_left_is_removed_a_day_later(results: Results) -> None:
+    run = new_run(results)
+    folder = results.folder / "runs"
+    kept = [folder / f".young.{DEAD}", folder / f".alive.{os.getpid()}", folder / ".other", folder / ".x.1y"]
+    old = [folder / f".{run.id}.{DEAD}"]
+    for path in (*kept, *old):
+        (path / "rows").mkdir(parents=True)
+    link = folder / f".link.{DEAD}"
+    link.symlink_to(run.folder)
+    before = time.time() - 2 * LITTER_SECONDS
+    for path in (*kept[1:], *old):
+        os.utime(path, (before, before))
+    os.utime(link, (before, before), follow_symlinks=False)
+    merge(results)
+    assert [path for path in old if path.exists()] == []
+    assert all(path.is_dir() for path in (*kept, link, run.folder))
+
+
+def test_whoever_merges_looks_again_where_another_run_ended_meanwhile(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the last of many that end together would be missing until somebody collects."""
+    late = []
+    within, go_on = threading.Event(), threading.Event()
+    write = table.write_rows
+
+    def slow(path: Path, rows: list[Any]) -> None:
+        write(path, rows)
+        if not late:
+            late.append(None)
+            within.set()
+            assert go_on.wait(60)
+
+    monkeypatch.setattr(table, "write_rows", slow)
+    new_run(results)
+    first = threading.Thread(target=merge, args=(results, False))
+    first.start()
+    assert within.wait(60)
+    last = new_run(results)
+    last.write_row(last.read_row(0).replace(status=FINISHED))
+    last.settle(state=FINISHED)
+    assert merge(results, wait=False) == []
+    go_on.set()
+    first.join(60)
+    assert {row.run_id: row.status for row in read_rows(results.csv)}[last.id] == FINISHED
+    assert not (results.folder / ".results.again").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_run_that_is_told_to_end_after_its_last_row_is_finished(
+    number: signal.Signals, results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(work: measure_job._Work, *rest: object) -> None:
+        for row in work._run.rows():
+            work._run.write_row(row.replace(status=FINISHED))
+        raise measure_job._Stopped(number.name)
+
+    assert supervised(results, monkeypatch, measured) == 0
+    (run,) = results.runs()
+    assert (run.stored_status().state, run.stored_status().cause) == (FINISHED, "")
+
+
+def test_a_run_whose_folder_was_moved_ends_with_one_line(
+    results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def moved(work: measure_job._Work, *rest: object) -> None:
+        shutil.move(results.folder, results.folder.with_name("elsewhere"))
+        work._run.write_status(phase="measuring")
+
+    assert supervised(results, monkeypatch, moved) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1].endswith("is gone: it was moved or removed while the run went on")
+    assert "Traceback" not in said.out + said.err
+
+
+def supervised(results: Results, monkeypatch: pytest.MonkeyPatch, measure: Any) -> int:
+    """The exit code of a run whose rows ``measure`` measures."""
+    monkeypatch.setattr(measure_job, "Results", lambda folder: results)
+    monkeypatch.setattr(measure_job._Work, "measure", measure)
+    monkeypatch.setattr(os, "environ", clean_environment())
+    handlers = {number: signal.getsignal(number) for number in measure_job.STOPS}
+    try:
+        return measure_job._supervise(JOB, Path("data"), False, {})
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
