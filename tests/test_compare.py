@@ -7,22 +7,25 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import main as program
 import pytest
 from conftest import ROOT, Main
 from test_comparability import GOOD, alike, judged, outcomes
 
+from duel import terminal
 from duel.catalogue import FRAMEWORKS, INFERENCE, PAIRED, PRESETS, VALIDATE, WEAK
+from duel.cli import main as cli
 from duel.errors import UserError
 from duel.evidence import sha256
 from duel.job import Job
-from duel.launch import cluster, jobs, plan, state
+from duel.launch import cluster, display, jobs, plan, state
 from duel.measure.job import _print_verdicts
 from duel.modes import DEFAULT
 from duel.record import CANCELLED, FINISHED, QUEUED, RUNNING, Row
 from duel.report import compare
 from duel.report.command import paired_command
-from duel.results import Results, Run, this_process
+from duel.results import Results, Run
+from duel.status import LaunchRecord, this_process
+from duel.table import merge
 
 UNPROVED = "unverified: no certificate; run 'python main.py validate --benchmark mnist --size full --target local'"
 # What a job finds out, of a test's rows.
@@ -49,9 +52,7 @@ def make(results: Results, job: Job, stamp: str, pair: str = "", **changes: Any)
     """A finished run of ``job`` as the driver makes it, and its job leaves it."""
     run = results.run(job.run_id(stamp))
     group = pair or run.id.partition("_")[2]
-    run.create(
-        job.rows(), launch={"job": dataclasses.asdict(job), "pair": group}, owner=this_process(), target=job.target
-    )
+    run.create(job.rows(), launch=LaunchRecord(job=job, pair=group), owner=this_process(), target=job.target)
     for row in run.rows():
         file = run.evidence_file(row.row or 0, 0)
         file.parent.mkdir(exist_ok=True)
@@ -73,7 +74,11 @@ def make_pair(results: Results, stamp: str, **more: Any) -> list[Run]:
 
 
 def chosen(results: Results, *arguments: str) -> list[Run]:
-    return jobs.to_compare(program.command_line().parse_args(["compare", *arguments]), results)
+    return jobs.to_compare(cli.parsed(["compare", *arguments])[1], results)
+
+
+def printed(runs: list[Run], results: Results, default_target: str | None = None) -> str:
+    return terminal.plain(compare.report(runs, results, default_target))
 
 
 def test_without_a_choice_it_is_what_the_last_command_started(results: Results) -> None:
@@ -103,8 +108,8 @@ def test_one_run_brings_its_partner_and_the_other_attempts_of_its_group(results:
 def test_each_group_has_a_table_of_its_own(results: Results) -> None:
     """Two measurements of the same must not be taken for one."""
     runs = [*make_pair(results, STAMPS[0]), *make_pair(results, STAMPS[1])]
-    said = compare.report(runs, results)
-    assert said.count("throughput (images/s)") == said.count("indicative: JAX / PyTorch 1.5 ") == 2
+    said = printed(runs, results)
+    assert said.count("throughput (images/s)") == said.count("indicative: JAX / PyTorch 1.5\n") == 2
 
 
 def test_bad_choices_are_named(results: Results) -> None:
@@ -127,7 +132,7 @@ def test_a_side_that_has_not_finished_is_said_and_what_there_is_is_shown(results
     runs = make_pair(results, STAMPS[0])
     runs[1].write_status(state=status)
     runs[1].write_row(runs[1].read_row(0).replace(status=status))
-    said = compare.report(runs, results)
+    said = printed(runs, results)
     assert f"{runs[1].id} is {status}; 'python main.py logs {runs[1].id} --follow' follows it" in said
     assert f"no ratio: not all of it has finished: pytorch is {status}" in said
     assert " 150 " in said
@@ -137,19 +142,19 @@ def test_a_cancelled_side_bars_the_pair(results: Results) -> None:
     runs = make_pair(results, STAMPS[0])
     runs[1].write_row(runs[1].read_row(0).replace(status=RUNNING))
     runs[1].settle(state=CANCELLED, cause="ended by SIGTERM")
-    assert "no ratio: NOT COMPARABLE: status (pytorch: cancelled: ended by SIGTERM)" in compare.report(runs, results)
+    assert ": NOT COMPARABLE: status (pytorch: cancelled: ended by SIGTERM)\n" in printed(runs, results)
 
 
 def test_two_scripts_give_an_indicative_ratio_and_the_command_of_a_verdict(results: Results) -> None:
     runs = make_pair(results, STAMPS[0], precision="bf16", mode="default+compile")
-    said = compare.report(runs, results, "local")
-    assert "indicative: JAX / PyTorch 1.5 (one process each, not in turn, no interval: not a verdict)" in said
+    said = printed(runs, results, "local")
+    what = "mnist (full, bf16), train_single, mode default+compile, batch size 64"
+    assert said.startswith(f"\n{what}: indicative: JAX / PyTorch 1.5\n")
+    assert "\nindicative: one process each, not in turn, no interval: not a verdict\n" in said
     command = "python main.py --benchmark mnist --use_case 1 --paired --precision bf16 --mode default+compile"
-    assert f"  for a verdict: {command}\n" in said
-    assert (
-        "  no float64 certificate: the proof is as sharp as bf16 rounding; 'python main.py validate --benchmark mnist "
-        "--size full --target local' sharpens it"
-    ) in said
+    assert f"\nfor a verdict: {command}\n" in said
+    assert "\nno float64 certificate: the proof is as sharp as bf16 rounding\n" in said
+    assert "\nfor a sharper proof: python main.py validate --benchmark mnist --size full --target local\n" in said
 
 
 def test_a_certificate_of_other_code_is_said_beside_the_verdict(results: Results) -> None:
@@ -159,10 +164,10 @@ def test_a_certificate_of_other_code_is_said_beside_the_verdict(results: Results
         for run in runs
         for row in run.rows()
     ]
-    said = compare.verdicts(outcomes(rows), rows)
-    assert "  the certificate is for other code: the proof is as sharp as fp32 rounding; 'x' sharpens it" in said
+    said = compare.standing(outcomes(rows), rows)
+    assert "the certificate is for other code: the proof is as sharp as fp32 rounding" in said
     proved = [row.replace(parity="verified") for row in rows]
-    assert "sharp" not in "".join(compare.verdicts(outcomes(proved), proved))
+    assert "sharp" not in "".join(compare.standing(outcomes(proved), proved))
 
 
 ASKED: tuple[dict[str, Any], ...] = (
@@ -213,7 +218,7 @@ def test_of_a_run_by_hand_the_command_names_what_its_job_found(results: Results,
 
 def read(command: str, results: Results) -> Job:
     """The one job that a command of ours starts."""
-    args = program.command_line().parse_args(shlex.split(command)[2:])
+    args = cli.parsed(shlex.split(command)[2:])[1]
     (planned,) = plan.jobs(args, cluster.load(ROOT / "cluster.yaml"), results)
     return planned
 
@@ -235,31 +240,31 @@ def test_status_shows_what_the_pair_of_a_finished_run_came_to(results: Results) 
     make(results, job("jax", use_case=5), STAMPS[2])
     make(results, job("pytorch", use_case=5), STAMPS[2], weights_sha256="c" * 64)
     paired = make(results, job(PAIRED, mode=DEFAULT, benchmark="gcn"), STAMPS[2])
-    results.merge()
+    merge(results)
     seen = state.with_verdicts(state.look(results), results)
-    said = {status["run_id"]: status.get("verdict") for status in seen.statuses}
+    said = {one.id: one.verdict for one in seen.runs}
     assert said == {
         f"jax_mnist_1-{STAMPS[0]}": "indicative: JAX / PyTorch 1.5",
         f"pytorch_mnist_1-{STAMPS[0]}": "indicative: JAX / PyTorch 1.5",
-        alone.id: None,
+        alone.id: "",
         f"jax_mnist_5-{STAMPS[2]}": "4 points: 4 NOT COMPARABLE",
         f"pytorch_mnist_5-{STAMPS[2]}": "4 points: 4 NOT COMPARABLE",
         paired.id: "no difference shown: JAX / PyTorch 1.000 [1.000, 1.000]",
     }
-    assert "finished   -    indicative: JAX / PyTorch 1.5\n" in state.table(seen)
+    assert "  finished  -    indicative: JAX / PyTorch 1.5\n" in str(display.table(seen))
 
 
 def test_status_shows_no_verdict_before_both_sides_have_ended(results: Results) -> None:
     _, pytorch = make_pair(results, STAMPS[0])
     pytorch.write_status(state=RUNNING)
     pytorch.write_row(pytorch.read_row(0).replace(status=RUNNING))
-    results.merge()
-    assert [s.get("verdict") for s in state.with_verdicts(state.look(results), results).statuses] == [None, None]
+    merge(results)
+    assert [s.verdict for s in state.with_verdicts(state.look(results), results).runs] == ["", ""]
     pytorch.write_row(pytorch.read_row(0).replace(status=FINISHED))
     pytorch.settle(state=FINISHED, cause="")
-    results.merge()
-    first, second = state.with_verdicts(state.look(results), results).statuses
-    assert first["verdict"] == second["verdict"] == "indicative: JAX / PyTorch 1.5"
+    merge(results)
+    first, second = state.with_verdicts(state.look(results), results).runs
+    assert first.verdict == second.verdict == "indicative: JAX / PyTorch 1.5"
 
 
 def test_a_paired_job_says_at_its_end_which_pairs_are_comparable(
@@ -292,7 +297,7 @@ def test_damaged_folders_are_named_and_nothing_ends_in_a_traceback(main: Main, c
     jax.row_file(0).write_text('{"run_id": ')
     said = main("compare")
     assert (said.returncode, said.stderr) == (0, "")
-    assert "its 000.json is damaged" in said.stdout
+    assert "damaged: 000.json is damaged: " in said.stdout
     pytorch.status_file.write_text("[")
     shutil.rmtree(jax.rows_folder)
     shutil.rmtree(pytorch.rows_folder)

@@ -9,20 +9,21 @@ import pytest
 from conftest import ROOT
 from test_comparability import alike, judged, sides
 
-from duel import certificate
+from duel import certificate, table
 from duel.catalogue import BENCHMARKS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
 from duel.report import published
 from duel.report.pairs import outcomes
-from duel.results import Results, read_rows, write_rows
+from duel.results import Results
+from duel.table import read_rows, write_rows
 
 README = f"# Some page\n\n{published.BEGIN}\nold\n{published.END}\n\nmore\n"
 NAMES = {"device_name": "some processor", "device_kind": "cpu", "git_sha": "0" * 40, "git_dirty": False, "pair": "p1"}
 NAMES |= {"code_sha256": "c" * 64}
 CERTIFICATE = {"format": certificate.FORMAT, "code_sha256": "c" * 64, "weights_sha256": ["a" * 64], "passed": True}
-CERTIFICATE |= {"versions": {"jax": {}, "pytorch": {}}, "precisions": ["fp32"]}
+CERTIFICATE |= {"versions": {"jax": {}, "pytorch": {}}, "precisions": ["fp32"], "failures": []}
 
 
 def rows(ratios: list[float], **change: object) -> list[Row]:
@@ -32,7 +33,7 @@ def rows(ratios: list[float], **change: object) -> list[Row]:
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
-    monkeypatch.setattr(Results, "evidence", lambda self, row: alike(row))
+    monkeypatch.setattr(table, "evidence", lambda row, results: alike(row))
     found = Results(tmp_path / "results")
     for folder in ("runs", "parity"):
         (found.folder / folder).mkdir(parents=True)

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 
 from duel.catalogue import CLAIM_PAIRS, INFERENCE, PAIRED, PRESETS, WEAK
-from duel.errors import UserError
+from duel.files import Damaged
 from duel.job import Job
 from duel.options import SAFETENSORS
 from duel.record import Row
@@ -17,8 +17,8 @@ def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str |
     Options are named only where they differ from the defaults; the target unless it is ``default_target``.
     """
     try:
-        job = Job(**run.launch()["job"])
-    except (UserError, TypeError, KeyError, AssertionError):  # started by hand, damaged, or of another version
+        job = run.launch().job or _job_of([row for row, _ in pairs])
+    except Damaged:
         job = _job_of([row for row, _ in pairs])
     claiming = PRESETS["standard"]
     before = PRESETS.get(job.preset, claiming)

@@ -1,147 +1,86 @@
-"""Rows side by side, and what each pair comes to: a ratio where its certificate holds, or why there is none."""
+"""What a pair comes to: the verdict, then rows side by side, then what it stands on and where everything lies."""
 
 import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
-
+from duel.catalogue import USE_CASES
 from duel.certificate import VERIFIED
 from duel.comparability import COMPARABLE, judged
-from duel.job import group
-from duel.record import FINISHED, NOT_HERE, TERMINAL, Row
+from duel.modes import DEFAULT
+from duel.record import FINISHED, TERMINAL, Row
 from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
+from duel.report.tables import as_text, point, tables, varied_of
 from duel.report.waterfall import waterfalls
 from duel.results import Results, Run
+from duel.table import evidence, with_parity
+from duel.terminal import Table
 from duel.variables import recorded
 
-SHOWN = (
-    "status",
-    "cause",
-    "benchmark",
-    "dataset",
-    "size",
-    "batch_size",
-    "product",
-    "microbatch",
-    "precision",
-    "mode",
-    "rung",
-    "execution",
-    "host",
-    "device_name",
-    "device_id",
-    "clock_mhz",
-    "device_count",
-    "nodes",
-    "scaling",
-    "throughput",
-    "scaling_efficiency",
-    "collective_seconds",
-    "step_seconds_p50",
-    "step_seconds_std",
-    "forward_seconds",
-    "gradient_seconds",
-    "iterations",
-    "blocks",
-    "left_out_blocks",
-    "steady",
-    "latency_seconds_mean",
-    "latency_seconds_std",
-    "latency_seconds_p50",
-    "latency_seconds_p95",
-    "latency_seconds_p99",
-    "latency_calls",
-    "compile_seconds",
-    "first_step_seconds",
-    "cold_start_seconds",
-    "warm_start_seconds",
-    "peak_memory_bytes",
-    "peak_memory_kind",
-    "throughput_per_gb",
-    "joules_per_item",
-    "mean_watts",
-    "mfu",
-    "bound",
-    "learning_rate",
-    "loss_first",
-    "loss_last",
-    "loss_steps",
-    "accuracy",
-    "parameters",
-    "framework_version",
-    "python_version",
-)
-# What tells apart the rows of one run that are not repeats of each other.
-POINT = ("product", "batch_size", "device_count")
-# What only rows of many devices show.
-MANY = ("device_count", "nodes")
-# What is shown where it is not the same everywhere, and where any row has it.
-IF_APART, IF_ANY = ("host", "device_id"), ("rung", "left_out_blocks", "joules_per_item", "mean_watts")
 CURVE_STEPS = 50
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
-LATENCIES = [name for name in SHOWN if name.startswith("latency_seconds")]
-UNITS = {
-    "throughput": 1.0,
-    "step_seconds_p50": 1e3,
-    "step_seconds_std": 1e3,
-    "peak_memory_bytes": 2.0**-20,
-    "collective_seconds": 1e3,
-    "forward_seconds": 1e3,
-    "gradient_seconds": 1e3,
-} | dict.fromkeys(LATENCIES, 1e3)
-NAMES = {
-    "step_seconds_p50": "step time, median (ms)",
-    "step_seconds_std": "step time, std (ms)",
-    "forward_seconds": "forward pass alone (ms)",
-    "gradient_seconds": "forward and backward (ms)",
-    "compile_seconds": "compile time (s)",
-    "first_step_seconds": "first step (s)",
-    "peak_memory_bytes": "peak memory (MiB)",
-    "peak_memory_kind": "peak memory is",
-    "cold_start_seconds": "cold start (s)",
-    "warm_start_seconds": "warm start (s)",
-    "clock_mhz": "clock (MHz)",
-    "mfu": "share of a matrix product's rate",
-    "throughput_per_gb": "throughput per GB",
-    "joules_per_item": "energy (J per item)",
-    "mean_watts": "power (W)",
-    "iterations": "timed steps",
-    "blocks": "timed blocks (n)",
-    "framework_version": "version",
-    "python_version": "Python",
-    "device_name": "device",
-    "device_count": "devices",
-    "collective_seconds": "all-reduce alone (ms)",
-    "batch_size": "batch size",
-    "latency_calls": "latency calls (n)",
-    **{name: f"latency, {name.rpartition('_')[2]} (ms)" for name in LATENCIES},
-}
+LONGEST_REASON = 60  # characters of the reason in a verdict; all of it is among the notes
 
 
-def side_by_side(rows: list[Row]) -> str:
-    """One column a row, one line a quantity with its unit; an empty value shows its reason. Of repeats the first."""
-    rows = [row for row in rows if not row.repeat]
-    varied = [name for name in POINT if len({getattr(row, name) for row in rows}) > 1]
-    columns = {
-        " ".join([str(row.framework or row.run_id), *(str(getattr(row, name)) for name in varied)]): _column(row)
-        for row in sorted(rows, key=lambda row: (row.product or "", row.batch_size or 0))
-    }
-    frame = pd.DataFrame(columns, index=[_name(name, rows) for name in SHOWN])
-    hidden = [name for name in IF_APART if len({getattr(row, name) for row in rows}) == 1]
-    hidden += [name for name in IF_ANY if not any(getattr(row, name) for row in rows)]
-    frame = frame.drop(index=[_name(name, rows) for name in hidden])
-    return str(frame[frame.ne("").any(axis=1)].to_string(max_colwidth=60))
+@dataclass(frozen=True)
+class Group:
+    """The runs of a pair through all attempts, their judged rows, and what each point comes to."""
+
+    runs: list[Run]
+    rows: list[Row]  # without those whose files are damaged
+    damaged: list[Row]
+    found: list[Outcome]
+
+    @property
+    def what(self) -> str:
+        """What was measured, as far as it is the same at all points."""
+        row = self.rows[0]
+        words = [f"{row.benchmark} ({row.size}, {row.precision})", USE_CASES[row.use_case or 0].name]
+        varied = varied_of(self.rows)
+        if row.product and "product" not in varied:
+            words.append(row.product)
+        if row.mode != DEFAULT:
+            words.append(f"mode {row.mode}")
+        batch_size = next((row.batch_size for row in self.rows if row.batch_size), None)
+        if batch_size and "batch_size" not in varied:
+            words.append(f"batch size {batch_size}")
+        if (row.device_count or 1) > 1 and "device_count" not in varied:
+            words.append(f"{row.device_count} devices")
+        return ", ".join(words)
+
+    @property
+    def verdict(self) -> str:
+        """In one short sentence."""
+        if not self.found:
+            sides = ", ".join(dict.fromkeys(str(row.framework) for row in self.rows))
+            return f"{self.what}: nothing to compare, there are only rows of {sides}"
+        if len(self.found) == 1:
+            return f"{self.what}: {_cut(self.found[0].short)}"
+        kinds = Counter(outcome.kind for outcome in self.found)
+        first, *others = kinds.items()
+        many = f"all {first[1]}" if not others else f"{first[1]} of {len(self.found)}"
+        text = ", ".join([f"{first[0]} at {many} points", *(f"{kind} at {count}" for kind, count in others)])
+        ratios = [float(outcome.ratio.partition(" ")[0]) for outcome in self.found if outcome.shown]
+        if ratios:
+            text += f"; JAX / PyTorch {' to '.join(dict.fromkeys((f'{min(ratios):.3g}', f'{max(ratios):.3g}')))}"
+        return f"{self.what}: {text}"
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
 
 
 def remarks(rows: list[Row]) -> list[str]:
     """What a reader must know before setting these rows against each other."""
     done = [row for row in rows if row.status == FINISHED]
     if len({row.framework for row in done}) < 2:
-        return ["Not both sides have finished: there is nothing to compare."]
-    points: dict[tuple[Any, ...], list[Row]] = {}
+        return []
+    points: dict[Any, list[Row]] = {}
     for row in done:
-        points.setdefault(tuple(getattr(row, name) for name in POINT), []).append(row)
+        points.setdefault(point(row), []).append(row)
     differing = [n for n in SAME_COMPUTATION if any(len({getattr(row, n) for row in p}) > 1 for p in points.values())]
     said = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
     if not differing:
@@ -161,102 +100,131 @@ def _assigned(row: Row) -> str:
     return " ".join(f"{name}={value}" for name, value in recorded(row.variables).items())
 
 
-def verdicts(found: list[Outcome], rows: list[Row]) -> list[str]:
-    """For each of ``found`` among ``rows`` the certificate and what it comes to."""
+def counted(texts: Sequence[tuple[str, str]], names: str) -> list[str]:
+    """Notes, each with what it is about: those of several are counted, not repeated. ``names`` says what they are."""
+    about: dict[str, list[str]] = {}
+    for what, text in texts:
+        if what not in about.setdefault(text, []):
+            about[text].append(what)
     lines = []
+    for text, each in about.items():
+        several = f"{len(each)} {names}" if len(each) > 1 else each[0]
+        lines.append(f"{several}: {text}" if several else text)
+    return lines
+
+
+def notes(group: Group) -> list[str]:
+    """What the verdicts of ``group`` stand on, and what a reader must know of its rows."""
+    damaged = [f"{row.run_id}, row {row.row}: {row.cause}" for row in group.damaged]
+    compared = {point(outcome.pairs[0][0]) for outcome in group.found}
+    alone = [row for row in group.rows if row.cause and point(row) not in compared]
+    causes = [(_at(row, varied_of(group.rows)), f"{row.framework} {row.status}: {row.cause}") for row in alone]
+    damaged += counted(causes, "points")
+    return standing(group.found, group.rows) + damaged + remarks(group.rows) + curve_remark(group.runs)
+
+
+def _at(row: Row, varied: Sequence[str]) -> str:
+    """Which of several points ``row`` is of."""
+    return ", ".join(f"{name.replace('_', ' ')} {getattr(row, name)}" for name in varied)
+
+
+def standing(found: list[Outcome], rows: list[Row]) -> list[str]:
+    """What the verdicts of ``found`` among ``rows`` stand on, or why there are none; of several points counted."""
+    texts: list[tuple[str, str]] = []
+    varied = varied_of(rows)
     for outcome in found:
         row = outcome.pairs[0][0]
-        what = f"{outcome.benchmark}, {outcome.use_case}, mode {row.mode}"
-        lines.append(f"{what}, batch size {row.batch_size}, devices {row.device_count}: {outcome.verdict}")
-        if outcome.found is not None:
-            lines[-1] += f". {COMPARABLE}"
-        for number, sides in enumerate(outcome.pairs if len(outcome.pairs) > 1 else ()):
-            throughputs = [f"{side.framework} {_text('throughput', side.throughput, '')}" for side in sides]
-            lines.append(f"  pair {number + 1}: {', '.join(throughputs)} {row.throughput_unit}")
+        what = _at(row, varied)
+        if outcome.shown or varied or _cut(outcome.short) != outcome.short:
+            # The table of many points has the intervals and the noise floors.
+            intervals = f"95 % intervals of {len(outcome.pairs)} pairs. {COMPARABLE}"
+            texts.append((what, intervals if varied and outcome.found else outcome.basis))
+        if len(outcome.pairs) > 1:
+            each = (" | ".join(as_text("throughput", side.throughput, "") for side in p) for p in outcome.pairs)
+            texts.append((what, f"pairs in {row.throughput_unit}, jax | pytorch: {', '.join(each)}"))
         tries = [(r.framework, r.repeat) for r in rows if (r.group, r.point) == (row.group, row.point)]
         if more := len(tries) - len(set(tries)):
-            lines.append(f"  not counted: {more} that failed or were disturbed, and were measured again")
+            texts.append((what, f"not counted: {more} that failed or were disturbed, and were measured again"))
         if outcome.break_even_steps is not None:
-            lines.append(f"  the slower start is made up for after {outcome.break_even_steps:,.0f} steps")
-    return lines + _sharpness([row for outcome in found if outcome.shown for pair in outcome.pairs for row in pair])
+            texts.append((what, f"the slower start is made up for after {outcome.break_even_steps:,.0f} steps"))
+    return [*counted(texts, "points"), *dict.fromkeys(text for text, _ in sharpness(found))]
 
 
-def _sharpness(rows: list[Row]) -> list[str]:
-    """How sharp the proof of ``rows`` is where no float64 certificate holds."""
+def commands(group: Group, default_target: str | None) -> list[str]:
+    """What would say more of the verdicts of ``group``, to be copied."""
     lines = []
-    for row in rows:
+    if indicative := [pair for outcome in group.found if outcome.indicative is not None for pair in outcome.pairs]:
+        lines.append(f"for a verdict: {paired_command(group.runs[-1], indicative, default_target)}")
+    return lines + [f"for a sharper proof: {command}" for _, command in sharpness(group.found) if command]
+
+
+def sharpness(found: list[Outcome]) -> list[tuple[str, str]]:
+    """How sharp the proof of ratios is where no float64 certificate holds, and the command that sharpens it."""
+    said = []
+    for row in (row for outcome in found if outcome.shown for pair in outcome.pairs for row in pair):
         if row.parity != VERIFIED:
             why, _, command = str(row.parity).removeprefix("unverified: ").partition("; run ")
             why = why.replace("no certificate", "no float64 certificate")
-            sharper = f"; {command} sharpens it" if command else ""
-            lines.append(f"  {why}: the proof is as sharp as {row.precision} rounding{sharper}")
-    return list(dict.fromkeys(lines))
-
-
-def _name(name: str, rows: list[Row]) -> str:
-    if name == "throughput":
-        return f"throughput ({rows[0].throughput_unit})"
-    return NAMES.get(name, name.replace("_", " "))
-
-
-def _column(row: Row) -> list[str]:
-    values: dict[str, Any] = row.to_dict()
-    hidden = () if row.scaling else MANY
-    return ["" if name in hidden else _text(name, values[name], row.missing.get(name, "")) for name in SHOWN]
-
-
-def _text(name: str, value: Any, reason: str) -> str:
-    if value is None:
-        return "" if reason in ("", NOT_HERE) else f"- ({reason})"
-    if name in UNITS:
-        value = value * UNITS[name]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+            said.append((f"{why}: the proof is as sharp as {row.precision} rounding", command.strip("'")))
+    return list(dict.fromkeys(said))
 
 
 def curve_remark(runs: list[Run]) -> list[str]:
     """How far the opening losses of two runs are apart, relative to the larger of each two."""
-    curves = [[event["loss"] for event in run.events()[0] if event["event"] == "loss"] for run in runs]
+    curves = [run.losses() for run in runs]
     if len(curves) != 2 or not all(curves):
         return []
-    apart = [abs(a - b) / max(abs(a), abs(b)) for a, b in zip(*curves, strict=False)][:CURVE_STEPS]
+    apart = [abs(a - b) / (max(abs(a), abs(b)) or 1.0) for a, b in zip(*curves, strict=False)][:CURVE_STEPS]
     first, worst = apart[0], max(apart)
     return [f"Losses differ by {first:.1e} relative at step 1, by at most {worst:.1e} in the first {len(apart)} steps."]
 
 
-def report(runs: list[Run], results: Results, default_target: str | None = None) -> str:
-    """What ``compare`` prints, and ``--wait`` ends with: for each group the table, its remarks and the verdict, and
-    where everything lies. The command of a verdict names its target unless it is ``default_target``."""
-    groups: dict[str, dict[Run, list[Row]]] = {}
+def report(runs: list[Run], results: Results, default_target: str | None = None) -> list[Table | str]:
+    """What ``compare`` prints, and ``--wait`` ends with: the verdict of each pair, the tables, notes, and where
+    everything lies. The command of a verdict names its target unless it is ``default_target``."""
+    by_group: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(group(run), {})[run] = [results.with_parity(row) for row in run.rows()]
-    lines: list[str] = []
-    found: list[Outcome] = []
-    for sides in groups.values():
-        rows = judged([row for side in sides.values() for row in side], results.evidence)
-        lines += ["", *_unfinished(list(sides))]
-        if not rows:
-            continue
-        here = outcomes(rows)
-        lines += [side_by_side(rows), "", *remarks(rows), *curve_remark(list(sides)), "", *verdicts(here, rows)]
-        if indicative := [pair for outcome in here if outcome.indicative is not None for pair in outcome.pairs]:
-            lines.append(f"  for a verdict: {paired_command(list(sides)[-1], indicative, default_target)}")
-        found += here
-    if told := waterfalls(found):
-        lines += ["", *told]
-    lines += ["", f"CSV          {os.path.relpath(results.csv)}"]
+        by_group.setdefault(run.group, []).append(run)
+    groups = [group for sides in by_group.values() if (group := _judged(sides, results)).rows or group.damaged]
+    shown = [group for group in groups if group.rows]
+    head = [group.verdict for group in shown]
+    parts: list[Table | str] = ["", Table([], [], _unfinished(runs), title=head)]
+    for group in shown:
+        title = [Table([], [], title=[group.what])] if len(shown) > 1 else []
+        parts += ["", *title, *tables(group.rows, group.found)]
+    told = [(group.what if len(groups) > 1 and group.rows else "", note) for group in groups for note in notes(group)]
+    parts += ["", Table([], [], counted(told, "pairs"))] if told else []
+    parts += dict.fromkeys(command for group in shown for command in commands(group, default_target))
+    if lines := waterfalls([outcome for group in groups for outcome in group.found]):
+        parts += ["", Table([], [], lines)]
+    return [*parts, "", *_places(runs, results)]
+
+
+def _judged(runs: list[Run], results: Results) -> Group:
+    rows = [with_parity(row, results) for run in runs for row in run.rows()]
+    rows = judged(rows, lambda row: evidence(row, results))
+    known = [row for row in rows if row.framework]
+    return Group(runs, known, [row for row in rows if not row.framework], outcomes(known))
+
+
+def _places(runs: list[Run], results: Results) -> list[str]:
+    """Where everything lies, and the commands that show it."""
+    lines = [f"CSV          {os.path.relpath(results.csv)}"]
+    said = {run: run.stored_status().wandb or "Weights & Biases: the run did not get that far" for run in runs}
+    times = Counter(said.values())
     for run in runs:
-        lines.append(f"run folder   {os.path.relpath(run.folder)}   log: python main.py logs {run.id}")
-        lines.append(
-            f"             {run.stored_status().get('wandb', 'Weights & Biases: the run did not get that far')}"
-        )
-    return "\n".join(lines)
+        lines.append(f"run folder   {os.path.relpath(run.folder)}")
+        lines.append(f"log          python main.py logs {run.id}")
+        if times[said[run]] == 1:
+            lines.append(f"             {said[run]}")
+    return lines + [f"{count} runs: {text}" for text, count in times.items() if count > 1]
 
 
 def _unfinished(runs: list[Run]) -> list[str]:
     """A line for each run that has not ended, or whose rows are gone."""
     lines = []
     for run in runs:
-        state = run.status()["state"]
+        state = run.status().state
         if state not in TERMINAL:
             lines.append(f"{run.id} is {state}; 'python main.py logs {run.id} --follow' follows it")
         elif not any(run.rows_folder.glob("*.json")):

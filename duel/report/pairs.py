@@ -12,7 +12,8 @@ from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, partners
 from duel.record import TERMINAL, Row
 from duel.report.statistics import Estimate, differs, estimate, noise_floor
-from duel.results import Results, read_rows
+from duel.results import Results
+from duel.table import read_rows
 
 # What all repeats of one side have in common.
 UNCHANGED = (
@@ -88,11 +89,25 @@ class Outcome:
     @property
     def short(self) -> str:
         """The verdict in one line of a table."""
-        if self.found is not None:
-            return f"{self.kind}: JAX / PyTorch {self.found.ratio:.3f} [{self.found.low:.3f}, {self.found.high:.3f}]"
-        if self.indicative is not None:
-            return f"{self.kind}: JAX / PyTorch {self.indicative:.3g}"
+        if self.shown:
+            return f"{self.kind}: JAX / PyTorch {self.ratio}"
         return self.why if self.kind == NOT_COMPARABLE else f"{self.kind}: {self.why}"
+
+    @property
+    def ratio(self) -> str:
+        """JAX / PyTorch with its interval, where there is one; empty where there is no ratio."""
+        if self.found is not None:
+            return f"{self.found.ratio:.3f} [{self.found.low:.3f}, {self.found.high:.3f}]"
+        return "" if self.indicative is None else f"{self.indicative:.3g}"
+
+    @property
+    def basis(self) -> str:
+        """What the verdict stands on, or why there is none."""
+        if self.found is not None:
+            return f"{self.figures.partition(', ')[2]}. {COMPARABLE}"
+        if self.indicative is not None:
+            return f"indicative: {self._processes}, no interval: not a verdict"
+        return self.verdict
 
     @property
     def _processes(self) -> str:
@@ -170,7 +185,7 @@ def by_run(results: Results) -> dict[str, str]:
     Raises ValueError where results.csv is damaged.
     """
     try:
-        return _by_run(results.csv, results.csv.stat().st_mtime_ns)
+        return _by_run(results.csv, results.csv.lstat().st_mtime_ns)
     except FileNotFoundError:
         return {}
 
@@ -178,7 +193,7 @@ def by_run(results: Results) -> dict[str, str]:
 @functools.lru_cache(maxsize=1)  # 'status --watch' asks each second
 def _by_run(csv: Path, modified: int) -> dict[str, str]:
     points: dict[str, list[Outcome]] = {}
-    for found in outcomes(read_rows(csv)):
+    for found in outcomes(read_rows(csv, strict=False)):
         for run_id in {str(row.run_id) for pair in found.pairs for row in pair}:
             points.setdefault(run_id, []).append(found)
     lines = {}

@@ -5,6 +5,7 @@
 
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ import numpy.typing as npt
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.certificate import FORMAT, RATE, STEPS
-from duel.results import Run, utc
+from duel.files import utc
+from duel.results import Run
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -168,12 +170,26 @@ def heading() -> str:
 
 def line(certificate: Mapping[str, Any]) -> str:
     """A benchmark's line in the table: the worst error of the checks that say most."""
-    errors = {summary["check"]: summary["error"] for summary in certificate["checks"]}
-    figures = [errors.get(check, "-") for check in SHOWN]
-    texts = [f"{figure:.1e}" if isinstance(figure, float) else figure for figure in figures]
     verdict = "passed" if certificate["passed"] else "FAILED"
     parameters = f"{certificate['parameters']:>11,}"
-    return "  ".join([f"{certificate['benchmark']:18}", parameters, *(f"{text:>9}" for text in texts), verdict])
+    errors = [f"{text:>9}" for text in _errors(certificate)]
+    return "  ".join([f"{certificate['benchmark']:18}", parameters, *errors, verdict])
+
+
+def paragraph(certificate: Mapping[str, Any], width: int) -> str:
+    """The same in ``width`` columns, where the table is too wide."""
+    verdict = "passed" if certificate["passed"] else "FAILED"
+    errors = [f"{title} {text}" for title, text in zip(SHOWN.values(), _errors(certificate), strict=True)]
+    head = f"{certificate['benchmark']:18}  {verdict}, {certificate['parameters']:,} parameters"
+    indent = " " * 4
+    body = textwrap.wrap(", ".join(errors), width, initial_indent=indent, subsequent_indent=indent)
+    return "\n".join([head, *body])
+
+
+def _errors(certificate: Mapping[str, Any]) -> list[str]:
+    errors = {summary["check"]: summary["error"] for summary in certificate["checks"]}
+    figures = [errors.get(check, "-") for check in SHOWN]
+    return [f"{figure:.1e}" if isinstance(figure, float) else figure for figure in figures]
 
 
 def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Deviation]:

@@ -22,7 +22,8 @@ from duel.modes import MODES
 from duel.record import FINISHED, Row
 from duel.report.pairs import Outcome, outcomes, over_benchmarks
 from duel.report.waterfall import waterfalls
-from duel.results import Results, read_rows, write_rows
+from duel.results import Results
+from duel.table import merge, read_rows, write_rows
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -39,7 +40,7 @@ def publish(name: str, results: Results, readme: Path, say: Say) -> None:
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name!r}: small letters, digits, '-' and '_' are valid, at most 32 of them")
     folder = results.folder / "published" / name
-    before, rows = read_rows(folder / "results.csv"), results.merge()
+    before, rows = read_rows(folder / "results.csv"), merge(results)
     measured = outcomes(rows)
     device = _device(before or [outcome.pairs[0][0] for outcome in measured])
     found, left_out = [], []

@@ -1,0 +1,187 @@
+"""What a run is doing, in words, and the table of all runs."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from duel import terminal
+from duel.launch import reasons
+from duel.launch.state import user
+from duel.launch.views import SIGNALLED, RunView, Snapshot
+from duel.record import QUEUED, RUNNING
+from duel.status import Status
+
+SHOWN = 20
+BAR_WIDTH = 16
+PROGRESS_SECONDS = 60.0  # between two lines on the progress of one phase, where lines cannot be redrawn
+
+
+def describe(seen: RunView) -> str:
+    """What a run is doing, in a few words."""
+    slurm = seen.slurm
+    if seen.state == RUNNING:
+        words = _doing(seen.status)
+        unusual = slurm is not None and slurm.kind == reasons.ALIVE and slurm.state != "RUNNING"
+        return f"{words}; its job {slurm.words}" if slurm and unusual else words
+    if seen.state == QUEUED:
+        if slurm and slurm.kind == reasons.ALIVE:
+            return f"its job {slurm.words} on {slurm.nodes or 'its nodes'}; the run has not reported yet"
+        if slurm:
+            start = reasons.when(slurm.start, time.time())
+            return slurm.words + (f"; {start}" if start and slurm.kind == reasons.WAITING else "")
+        return seen.note or seen.status.phase or "waits for its turn"
+    words = seen.status.cause or seen.verdict
+    explained = seen.status.why in SIGNALLED and slurm is not None and slurm.words
+    return f"{words}: {slurm.words}" if slurm and explained else words
+
+
+def _doing(status: Status) -> str:
+    """The phase of a run, how far it has come, and for how long it has gone on."""
+    progress, words = status.progress, status.phase
+    if progress.done is not None and progress.needed is not None:
+        words += f": {progress.done} of at least {progress.needed} steps"
+        words += f", {progress.throughput:.4g} {progress.unit}" if progress.throughput is not None else ""
+    elif progress.step is not None:
+        words += f": step {progress.step + 1}"
+    words += f", loss {progress.loss:.4g}" if progress.loss is not None else ""
+    part = f"{status.part}: " if status.part else ""
+    gone = elapsed(status)
+    return f"{part}{words}" + (f" ({duration(gone)})" if gone >= 1 else "")
+
+
+def elapsed(status: Status) -> float:
+    """Seconds since the phase began, where that is known; else since the last report."""
+    return max(0.0, time.time() - status.phase_started) if status.phase_started else status.age
+
+
+def left(status: Status) -> float | None:
+    """Seconds that the phase will go on for, at the pace so far; None where nobody can tell."""
+    progress = status.progress
+    if not progress.done or not progress.needed or not status.phase_started:
+        return None
+    return max(0.0, elapsed(status) * (progress.needed - progress.done) / progress.done)
+
+
+def duration(seconds: float) -> str:
+    """As 45 s, 3:05 min or 2:10 h."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02d} min" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def table(look: Snapshot, everything: bool = False) -> terminal.Table:
+    """One line a run, the last ones of many; then what waits by hand, and what is not known."""
+    shown = look.runs
+    if not everything:
+        recent = {seen.id for seen in look.runs[-SHOWN:]}
+        shown = [seen for seen in look.runs if not seen.ended or seen.id in recent]
+    return _table(look, shown, describe)
+
+
+def live_table(look: Snapshot, most: int) -> terminal.Table:
+    """The same with a bar for each run that measures, and its age: at most ``most`` runs, those that run first."""
+    places = {seen.id: place for place, seen in enumerate(look.runs)}
+    # The next to begin, and the last that have ended.
+    wanted = sorted(
+        look.runs,
+        key=lambda seen: (seen.ended, seen.state != RUNNING, -places[seen.id] if seen.ended else places[seen.id]),
+    )
+    chosen = {seen.id for seen in wanted[: min(most, max(SHOWN, sum(not seen.ended for seen in wanted)))]}
+    shown = _table(look, [seen for seen in look.runs if seen.id in chosen], lambda seen: bar(seen) + describe(seen))
+    return replace(shown, notes=[*shown.notes, age(look)])
+
+
+def _table(look: Snapshot, shown: Sequence[RunView], words: Callable[[RunView], str]) -> terminal.Table:
+    notes = [f"damaged: {seen.id}: {seen.damaged.removeprefix('damaged: ')}" for seen in look.runs if seen.damaged]
+    notes += [f"not known: {note}" for note in look.notes]
+    if not look.runs and not look.by_hand:
+        text = "no runs yet; 'python main.py --benchmark resnet50 --use_case 1' starts two"
+        return terminal.Table([], [], [text, *notes])
+    whose = any(seen.user not in ("", user()) for seen in shown)
+    lines = [[s.id, word(s), s.slurm_job_id or "-", *([s.user or "-"] if whose else []), words(s)] for s in shown]
+    for job in look.by_hand:
+        meaning = f"{reasons.judge(job).words}; its run begins with it"
+        lines.append([f"{job.name} (by hand)", QUEUED, job.id, *([job.user] if whose else []), meaning])
+    if more := len(look.runs) - len(shown):
+        notes.insert(0, f"({more} more: 'python main.py status --all' has all)")
+    return terminal.Table(["run", "state", "job", *(["user"] if whose else []), ""], lines, notes)
+
+
+def word(seen: RunView) -> str:
+    """The state of a run; a job that will never start by itself stands out."""
+    blocked = seen.state == QUEUED and seen.slurm is not None and seen.slurm.kind == reasons.BLOCKED
+    return "BLOCKED" if blocked else seen.state
+
+
+def age(look: Snapshot) -> str:
+    """How old what is shown is."""
+    now = time.strftime("%H:%M:%S")
+    if look.answer is None or not (look.by_hand or any(seen.in_slurm for seen in look.runs)):
+        return now
+    return f"{now}; Slurm was asked {time.time() - look.asked:.0f} s ago"
+
+
+def bar(seen: RunView) -> str:
+    """How much of the measurement is done, and the time left; empty where that is not known."""
+    progress, remaining = seen.status.progress, left(seen.status)
+    if seen.state != RUNNING or not progress.done or not progress.needed:
+        return ""
+    full = min(BAR_WIDTH, round(BAR_WIDTH * progress.done / progress.needed))
+    ahead = f" {duration(remaining)} left" if remaining else ""
+    return f"{'━' * full}{'╌' * (BAR_WIDTH - full)}{ahead}  "
+
+
+Show = Callable[[Snapshot], None]
+
+
+@contextlib.contextmanager
+def live(phases: bool = True) -> Iterator[Show]:
+    """What shows a look at the runs: redrawn in place on a terminal, elsewhere a line for each change.
+
+    Without ``phases`` only the beginning of a run is a change, and nothing of it stays on the terminal. What is printed
+    meanwhile stands above.
+    """
+    if not terminal.can_redraw():
+        yield _Changes(phases)
+        return
+    from rich.live import Live
+
+    console = terminal.console()
+    with Live(console=console, auto_refresh=False, transient=not phases) as drawn:
+
+        def show(look: Snapshot) -> None:
+            most = console.height
+            while True:
+                shown = live_table(look, most).rich(console.width)
+                if most <= 1 or len(console.render_lines(shown)) < console.height:
+                    break
+                most -= 1
+            drawn.update(shown, refresh=True)
+
+        yield show
+
+
+class _Changes:
+    """Says what has changed since the last look."""
+
+    def __init__(self, phases: bool) -> None:
+        self._phases = phases
+        self._before: dict[str, tuple[object, float]] = {}
+
+    def __call__(self, look: Snapshot) -> None:
+        for seen in look.runs:
+            status = seen.status
+            news: tuple[object, ...] = (seen.state,)
+            if self._phases:
+                news += (status.part, status.phase, seen.slurm.reason if seen.slurm else "")
+            before, when = self._before.get(seen.id, (None, 0.0))
+            progressed = self._phases and status.progress.done and time.monotonic() - when > PROGRESS_SECONDS
+            if news == before and not (seen.state == RUNNING and progressed):
+                continue
+            self._before[seen.id] = (news, time.monotonic())
+            if self._phases:
+                terminal.say(f"{seen.id}  {seen.state:9}  {describe(seen)}".rstrip())
+            elif seen.state == RUNNING:
+                terminal.say(f"computing: {seen.id}")
