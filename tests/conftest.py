@@ -96,6 +96,23 @@ def interpreter(framework: str) -> str:
     return str(python)
 
 
+def packages(folder: Path, *names: str) -> Path:
+    """A folder in which ``names`` are installed as far as their metadata goes."""
+    for name in names:
+        info = folder / f"{name}-9.9.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+    return folder
+
+
+def python_with(folder: Path, *names: str) -> str:
+    """An interpreter that has ``names`` as far as their metadata goes."""
+    path = folder / "python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{packages(folder / "site", *names)}" exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 def rows_of(checkout: Path) -> list[dict[str, str]]:
     with open(checkout / "results" / "results.csv", newline="") as file:
         reader = csv.DictReader(file)
@@ -107,14 +124,14 @@ NO_SLURM = "NOT TESTED: Slurm is not installed"
 
 
 @contextmanager
-def start_slurm(*, accounting: bool) -> Iterator[SlurmCluster]:
+def start_slurm(*, accounting: bool, limits: bool = False) -> Iterator[SlurmCluster]:
     """Where Slurm is not installed its tests are skipped, and say so; where CI is set that is a failure."""
     if missing := missing_programs():
         reason = f"{NO_SLURM} ({', '.join(missing)}): run 'make slurm' first"
         if os.environ.get("CI"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    with SlurmCluster(accounting=accounting) as cluster:
+    with SlurmCluster(accounting=accounting, limits=limits) as cluster:
         yield cluster
 
 
@@ -246,7 +263,7 @@ class Site:
         return found
 
     def wait_for_state(self, run: Run, *states: str) -> None:
-        self.wait(lambda: run.stored_status().get("state") in states)
+        self.wait(lambda: run.stored_status().state in states)
 
 
 @pytest.fixture

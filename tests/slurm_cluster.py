@@ -55,6 +55,8 @@ AccountingStoragePort={port[slurmdbd]} AccountingStoragePass={folder}/munge.sock
 AccountingStorageTRES=gres/gpu AccountingStoreFlags=job_comment,job_env,job_script
 """
 
+LIMITS = "AccountingStorageEnforce=associations,limits,qos "
+
 SLURMDBD = """
 DbdHost={host} DbdAddr=127.0.0.1 DbdPort={port[slurmdbd]} SlurmUser={user} PidFile={folder}/slurmdbd.pid
 AuthInfo=socket={folder}/munge.socket
@@ -94,9 +96,14 @@ class SlurmCluster:
     ``low``, whose jobs all others preempt, for instance those of ``urgent``, and ``down``, which starts none.
     """
 
-    def __init__(self, *, accounting: bool = True, min_job_age: int = 4, message_timeout: int = 5) -> None:
-        """``min_job_age``: s after which squeue forgets a job. ``message_timeout``: s after which clients give up."""
+    def __init__(
+        self, *, accounting: bool = True, limits: bool = False, min_job_age: int = 4, message_timeout: int = 5
+    ) -> None:
+        """``limits``: those of sacctmgr hold. ``min_job_age``: s after which squeue forgets a job.
+        ``message_timeout``: s after which clients give up.
+        """
         self.accounting = accounting
+        self._limits = LIMITS if limits else ""
         self.user = pwd.getpwuid(os.getuid()).pw_name  # root or not, all daemons and jobs are this user's
         self._settings = {"min_job_age": min_job_age, "message_timeout": message_timeout, "user": self.user}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -209,7 +216,8 @@ class SlurmCluster:
     def _configure(self, port: dict[str, int], password: str) -> None:
         host = socket.gethostname().partition(".")[0]
         values = self._settings | {"folder": self.folder, "host": host, "port": port, "password": password}
-        settings = SETTINGS + (ACCOUNTING if self.accounting else "AccountingStorageType=accounting_storage/none")
+        accounting = self._limits + ACCOUNTING
+        settings = SETTINGS + (accounting if self.accounting else "AccountingStorageType=accounting_storage/none")
         slurm, slurmdbd = "\n".join(settings.split()) + MACHINES, "\n".join(SLURMDBD.split())
         for name, text in {"slurm": slurm, "slurmdbd": slurmdbd, "gres": GRES}.items():
             path = self.folder / f"{name}.conf"

@@ -1,6 +1,7 @@
 """main.py doctor: each finding with its remedy, with real interpreters and broken ones."""
 
 import os
+import re
 import subprocess
 import sys
 from collections import namedtuple
@@ -11,8 +12,8 @@ import pytest
 from conftest import ROOT, Main, interpreter
 
 from duel.launch import doctor
-from duel.launch.cluster import Cluster
 from duel.launch.doctor import FAIL, OK, WARN, Finding
+from duel.launch.schema import Cluster
 from duel.results import Results
 
 
@@ -87,6 +88,8 @@ def test_every_finding_that_is_not_ok_has_a_remedy_and_no_other(tmp_path: Path) 
     for finding in doctor.findings(cluster, Results(tmp_path / "results")):
         assert finding.level in (OK, WARN, FAIL)
         assert bool(finding.remedy) == (finding.level != OK), finding
+        # A command to give, or a key to change.
+        assert not finding.remedy or re.search(r"'.+'|^make |cluster\.yaml: ", finding.remedy), finding
         assert finding.found
         assert "\n" not in finding.found + finding.remedy
 
@@ -175,6 +178,17 @@ def test_a_slurm_target_that_asks_for_gpus_wants_a_cuda_build(tmp_path: Path) ->
     assert found[1].remedy.startswith("make jax-env JAX=cuda")
 
 
+def test_a_build_for_another_device_is_told_with_the_build_that_it_needs() -> None:
+    for kind, package, command in (("tpu", "libtpu", "JAX=tpu"), ("gpu", "jax-cuda13-plugin", "JAX=cuda13")):
+        python = interpreter("jax")  # the tests' own is JAX for processors
+        (found,) = interpreters({"jax": python}, scheduler="slurm", device=kind)
+        assert (found.level, found.what) == (WARN, f"jax on here, {kind}")
+        assert f"has no {package}" in found.found
+        assert f"'make jax-env {command}' makes one" in found.remedy
+        (found,) = interpreters({"jax": python}, device=kind)
+        assert found.level == FAIL
+
+
 def test_slurm_is_missed_only_where_a_target_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor._slurm([]).level == OK
@@ -224,9 +238,9 @@ def test_a_wandb_key_is_found_and_never_shown(tmp_path: Path, monkeypatch: pytes
 
 def test_half_of_a_data_set_is_a_failure(tmp_path: Path) -> None:
     target = make_cluster(data=str(tmp_path)).targets["here"]
-    assert doctor._data("mnist", target).level == OK
+    assert doctor._data("mnist", target, "cluster.yaml: targets.here.data").level == OK
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"")
-    assert doctor._data("mnist", target).level == FAIL
+    assert doctor._data("mnist", target, "cluster.yaml: targets.here.data").level == FAIL
 
 
 def test_a_full_or_closed_disk_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ a stand-in of a line or two, which says so in its name.
 import csv
 import json
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,8 @@ import pytest
 from conftest import Site, clean_environment, rows_of
 from slurm_cluster import SlurmCluster
 
-from duel.results import Run, write_atomically
+from duel.files import write_atomically
+from duel.results import Run
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -28,13 +30,20 @@ CPU = ("--partition=cpu", "--time=00:10:00", "--cpus-per-task=1", "--mem=2G")
 
 
 def test_both_frameworks_run_on_nodes_with_devices_from_one_command(site: Site) -> None:
-    site.target("--partition=h100", "--gpus-per-node=h100:{devices_per_node}", "--time=00:10:00", "--mem=4G")
-    said = site.main(*MNIST, "--wait", WANDB_API_KEY=SECRET, SBATCH_PARTITION="down", HF_TOKEN=SECRET, SLURM_NTASKS="7")
+    lines = ("--partition=h100", "--gpus-per-node=h100:{devices_per_node}", "--time=00:10:00", "--mem=4G")
+    site.target(*lines, more="    pass_variables: [LET_THROUGH]\n")
+    secret = dict.fromkeys(("WANDB_API_KEY", "HF_TOKEN", "MY_PAT", "OPENAI_APIKEY", "PGPASS", "INNOCENT"), SECRET)
+    others = {"SBATCH_PARTITION": "down", "SLURM_NTASKS": "7", "LET_THROUGH": "passed on", "LC_TIME": "C.UTF-8"}
+    said = site.main(*MNIST, "--wait", **secret, **others)
     assert "at once, on h100-" in said
+    counted = re.search(
+        r"(\d+) variables of this shell not passed to the jobs: 'python main.py doctor --target site'", said
+    )
+    assert counted
+    assert int(counted[1]) >= 5  # whoever tests may have more
     assert "WANDB_API_KEY is not passed to jobs" in said
     watched = site.main("status", "--watch")
     assert watched.count(" finished ") == 2
-    assert "Slurm's word is 0 s old" in watched
     rows = {row["framework"]: row for row in rows_of(site.folder)}
     assert {name: row["status"] for name, row in rows.items()} == {"jax": "finished", "pytorch": "finished"}
     assert rows["jax"]["pair"] == rows["pytorch"]["pair"]
@@ -51,6 +60,9 @@ def test_both_frameworks_run_on_nodes_with_devices_from_one_command(site: Site) 
             stored = site.slurm.run("sacct", "-j", row["slurm_job_id"], what).stdout
             assert row["run_id"].partition("-")[0] in stored
             assert SECRET not in stored
+            if what == "--env-vars":
+                assert {"LET_THROUGH=passed on", "LC_TIME=C.UTF-8"} <= set(stored.splitlines())
+                assert not [name for name in secret if name in stored]
     for path in [*site.results.folder.rglob("*"), *(site.folder / "slurm_scripts").iterdir()]:
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
 
@@ -59,7 +71,7 @@ def test_the_submitted_bytes_are_the_file_s_and_the_job_waits_in_words(site: Sit
     site.target(*CPU, "--begin=now+1hour")
     site.main(*MNIST)
     for run in site.results.runs():
-        job_id = run.launch()["slurm_job_id"]
+        job_id = run.launch().slurm_job_id
         sent = site.slurm.run("scontrol", "write", "batch_script", job_id, "-").stdout
         script = site.folder / "slurm_scripts" / f"{run.id.partition('-')[0]}.sh"
         assert sent.rstrip("\n") == script.read_text().rstrip("\n") == run.script.read_text().rstrip("\n")
@@ -71,7 +83,7 @@ def test_the_submitted_bytes_are_the_file_s_and_the_job_waits_in_words(site: Sit
     assert "no run fits --state queued; there are state: cancelled" in site.main(
         "cancel", "--state", "queued", expect=2
     )
-    assert "cancel: name runs" in site.main("cancel", expect=2)
+    assert "name the runs to cancel" in site.main("cancel", expect=2)
 
 
 def test_variables_reach_a_measurement_from_the_target_s_lines_alone(site: Site) -> None:
@@ -138,7 +150,7 @@ def test_scancel_ends_a_run_as_cancelled_and_only_its_name_starts_it_again(site:
     site.main("--benchmark", "mnist", "--use_case", "1", "--framework", "jax")
     run = site.only()
     site.wait_for_state(run, "running")
-    site.slurm.run("scancel", run.launch()["slurm_job_id"])
+    site.slurm.run("scancel", run.launch().slurm_job_id)
     site.wait_for_state(run, "cancelled")
     status = site.statuses()[run.id]
     assert status["cause"] == "ended by SIGTERM"
@@ -159,7 +171,7 @@ def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_p
     site.wait(lambda: sum(event["event"] == "block" for event in run.events()[0]) >= 2, 300)
     # The job is warned 60 s before its end: within seconds, and only now, when there is something to save.
     ends = datetime.now() + timedelta(seconds=65)
-    site.slurm.run("scontrol", "update", f"jobid={run.launch()['slurm_job_id']}", f"EndTime={ends:%Y-%m-%dT%H:%M:%S}")
+    site.slurm.run("scontrol", "update", f"jobid={run.launch().slurm_job_id}", f"EndTime={ends:%Y-%m-%dT%H:%M:%S}")
     site.wait_for_state(run, "failed")
     rows = run.rows()
     assert rows[0].status == "finished" or rows[0].partial
@@ -184,7 +196,7 @@ def test_a_job_that_slurm_ends_at_its_limit_is_settled_with_slurm_s_word(site: S
     site.target(*CPU, python=site.stand_in("deaf", "trap '' TERM USR2", "sleep 600 & wait; sleep 600"))
     site.main(*MNIST, "--framework", "jax")
     run = site.only()
-    job_id = run.launch()["slurm_job_id"]
+    job_id = run.launch().slurm_job_id
     site.wait(lambda: site.statuses()[run.id].get("slurm", {}).get("state") == "RUNNING")
     assert "the run has not reported yet" in site.main("status")
     site.slurm.run("scontrol", "update", f"jobid={job_id}", "TimeLimit=0")
@@ -234,7 +246,7 @@ def test_out_of_memory_is_proposed_more_memory_on_both_sides(site: Site) -> None
     again = [run for run in site.results.runs() if run not in runs]
     assert len(again) == 2
     assert all("#SBATCH --mem=4G\n" in run.script.read_text() for run in again)
-    assert {run.launch()["pair"] for run in again} == {run.launch()["pair"] for run in runs}
+    assert {run.launch().pair for run in again} == {run.launch().pair for run in runs}
 
 
 def test_a_run_on_a_node_that_died_goes_to_another(site: Site) -> None:
@@ -252,7 +264,7 @@ def test_a_run_on_a_node_that_died_goes_to_another(site: Site) -> None:
     assert f"#SBATCH --exclude={node}\n" in again.script.read_text()
     site.wait_for_state(again, "running")
     assert site.statuses()[again.id]["slurm"]["nodes"] not in ("", node)
-    assert (again.launch()["after"], again.rows()[0].attempt) == (run.id, 2)
+    assert (again.launch().after, again.rows()[0].attempt) == (run.id, 2)
     site.main("cancel", again.id)
 
 
@@ -267,24 +279,23 @@ def test_a_preempted_run_is_told_so_and_started_again(site: Site) -> None:
     site.wait(lambda: site.statuses()[run.id].get("slurm", {}).get("kind") == "ended")
     assert "ended by SIGTERM: preempted" in site.main("status")
     assert "preempted by a job of higher priority; attempt 2 of 3" in site.main("resubmit")
-    assert site.results.runs()[-1].launch()["after"] == run.id
+    assert site.results.runs()[-1].launch().after == run.id
 
 
 SUBMIT = """
 import sys
 from pathlib import Path
 from duel.job import Job
-from duel.launch import cluster, script, submit
+from duel.launch import cluster, slurm, submit
 from duel.results import Results
 
 number = int(sys.argv[1])
 name, target = cluster.load(Path("cluster.yaml")).target(None)
 kinds = [(f, b, p, r) for b in ("mnist", "resnet50") for p in ("smoke", "standard") for r in ("fp32", "bf16", "tf32")
          for f in ("jax", "pytorch")]
-jobs = [Job(f, b, 1, p, r, None, name) for f, b, p, r in kinds[:number]]
-texts = [script.render(job, target) for job in jobs]
-for run in submit.start(jobs, texts, target, Results(Path("results")), lambda words: print(words, flush=True)):
-    print("started", run.id, run.launch()["slurm_job_id"], flush=True)
+launches = submit.plan([Job(f, b, 1, p, r, None, name) for f, b, p, r in kinds[:number]], target)
+for run in slurm.Slurm().start(launches, Results(Path("results")), lambda words: print(words, flush=True)):
+    print("started", run.id, run.launch().slurm_job_id, flush=True)
 """
 
 
@@ -305,7 +316,7 @@ def test_a_controller_that_hangs_while_jobs_are_sent_makes_neither_two_of_them_n
     runs = [run.id for run in site.results.runs()]
     assert len(runs) == 2
     assert site.jobs() == dict.fromkeys(runs, 1)
-    assert any(run.launch().get("adopted") for run in site.results.runs())
+    assert any(run.launch().adopted for run in site.results.runs())
 
 
 def test_a_controller_that_hangs_or_is_gone_makes_no_run_lost(site: Site) -> None:
@@ -365,7 +376,7 @@ def test_both_frameworks_in_turn_are_one_allocation(site: Site) -> None:
     assert [(row["framework"], row["status"]) for row in rows] == [("jax", "finished"), ("pytorch", "finished")]
     assert len({(row["run_id"], row["slurm_job_id"], row["host"], row["device_id"]) for row in rows}) == 1
     assert [name.partition("_")[0] for name in site.jobs()] == ["paired"]  # nothing else is needed
-    assert "gcn (tiny, fp32), train_single, mode default, batch size 1, devices 1: " in said
+    assert "gcn (tiny, fp32), train_single, batch size 1: " in said
     job_said = site.main("logs", rows[0]["run_id"])
     assert f"1 of 1 pairs {rows[0]['comparable']}\n" in job_said
     assert said.endswith(site.main("compare"))
@@ -376,7 +387,7 @@ def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Sit
     site.slurm.stop_accounting()
     site.main(*MNIST, "--framework", "jax")
     run = site.only()
-    job_id = run.launch()["slurm_job_id"]
+    job_id = run.launch().slurm_job_id
     site.wait(lambda: job_id not in site.slurm.run("squeue", "-a", "-t", "all", "-h", "-o", "%i").stdout.split())
     said = site.main("status")
     assert " lost " in said
@@ -419,7 +430,7 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
         driver.communicate()
 
     def number_sent() -> int:
-        return sum("slurm_job_id" in run.launch() for run in site.results.runs())
+        return sum(bool(run.launch().slurm_job_id) for run in site.results.runs())
 
     def check(whole: bool) -> None:
         names = {run.id for run in site.results.runs()}
@@ -452,7 +463,10 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, os.getcwd())
 from duel.record import FINISHED
-from duel.results import Results, this_process, utc
+from duel.results import Results
+from duel.status import this_process
+from duel.files import utc
+from duel.table import merge
 
 results = Results(Path("results"))
 run = results.run(os.environ["DUEL_RUN_ID"])
@@ -463,7 +477,7 @@ while time.time() < float(Path("end-at").read_text()):
     time.sleep(0.5)
 run.write_row(row.replace(status=FINISHED, ended=utc()))
 run.settle(state=FINISHED)
-results.merge(wait=False)
+merge(results, wait=False)
 """
 
 
@@ -480,11 +494,11 @@ def test_a_hundred_runs_that_end_in_the_same_seconds_are_a_hundred_rows(site: Si
         assert driver.returncode == 0, said
     runs = site.results.runs()
     assert len(runs) == 108
-    site.wait(lambda: sum(run.stored_status()["state"] == "running" for run in runs) >= 100, 240)
+    site.wait(lambda: sum(run.stored_status().state == "running" for run in runs) >= 100, 240)
     # In one go: a job that reads a file half written would die of it.
     write_atomically(site.folder / "end-at", str(time.time() + 1))
     torn, deadline = 0, time.monotonic() + 120
-    while unfinished := [run.id for run in runs if run.stored_status()["state"] != "finished"]:
+    while unfinished := [run.id for run in runs if run.stored_status().state != "finished"]:
         assert time.monotonic() < deadline, unfinished
         if site.results.csv.exists():
             with open(site.results.csv, newline="") as file:
@@ -535,7 +549,7 @@ def test_lines_for_the_login_node_run_where_sbatch_does_and_reach_it(site: Site)
     more = '    setup: {submit: ["echo job 4711 from the set-up", "export SBATCH_TIMELIMIT=7"]}\n'
     site.target(*CPU, "--begin=now+1hour", more=more)
     site.main(*MNIST, "--framework", "jax")
-    job_id = site.only().launch()["slurm_job_id"]
+    job_id = site.only().launch().slurm_job_id
     assert job_id != "4711"
     assert "TimeLimit=00:07:00" in site.slurm.run("scontrol", "show", "job", job_id).stdout
 
@@ -585,13 +599,30 @@ def test_damaged_and_newer_records_are_said_and_hide_nothing(site: Site) -> None
 
 def test_a_short_job_proves_a_target(site: Site) -> None:
     site.target(*CPU)
-    said = site.main("doctor", "--target", "site")
+    said = site.main("doctor", "--target", "site", MY_PAT=SECRET, SCRATCH="/scratch/me")
+    (variables,) = [
+        line for line in said.splitlines() if line.startswith("ok    variables on site: passed to the jobs")
+    ]
+    passed, kept_back = variables.split("; kept back: ")
+    assert {"PATH", "SCRATCH", "SLURM_CONF"} <= set(passed.replace(",", "").split())
+    assert "MY_PAT" in kept_back.split(", ")
+    assert SECRET not in said
     assert said.count("ok    jax on site") == 2
     assert said.count("ok    pytorch on site") == 2
     site.target(*CPU, python="{jax: .venv/none/bin/python, pytorch: null}")
     said = site.main("doctor", "--target", "site", expect=1)
     assert "FAIL  jax on site" in said
     assert "no interpreter .venv/none/bin/python" in said
+
+
+def test_a_build_for_another_device_is_refused_before_anything_is_sent(site: Site) -> None:
+    site.target("--partition=h100", "--gpus-per-node=h100:1", "--time=5", more="    device: gpu\n")
+    for command in (MNIST, ("doctor", "--target", "site")):
+        said = site.main(*command, expect=2)
+        assert "cluster.yaml: targets.site.python.jax: '.venv/jax/bin/python' has no jax-cuda13-plugin" in said
+        assert "'make jax-env JAX=cuda13' makes one" in said
+    assert not site.results.runs()
+    assert not site.jobs()
 
 
 @pytest.mark.full

@@ -5,14 +5,13 @@ No TPU is needed here, nor torch_xla: a stand-in of that name shows what is aske
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Main, clean_environment, interpreter
+from conftest import ROOT, Main, clean_environment, interpreter, packages, python_with
 
 from duel.errors import UserError
-from duel.launch import local
+from duel.launch import builds
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 WHERE = "cluster.yaml: targets.here.python.pytorch"
@@ -64,23 +63,6 @@ def checkout(checkout: Path) -> Path:
     return checkout.rename(checkout.with_name("duel"))  # a space cannot stand in a directive
 
 
-def packages(folder: Path, *names: str) -> Path:
-    """A folder in which ``names`` are installed as far as their metadata goes."""
-    for name in names:
-        info = folder / f"{name}-9.9.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
-    return folder
-
-
-def python_with(folder: Path, *names: str) -> str:
-    """An interpreter that has ``names`` as far as their metadata goes."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH="{packages(folder / "site", *names)}" exec "{sys.executable}" "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 def refused(done: "subprocess.CompletedProcess[str]", *said: str) -> None:
     assert done.returncode == 2, done.stdout + done.stderr
     *_, line = done.stderr.splitlines()
@@ -111,7 +93,10 @@ def test_pytorch_without_torch_xla_is_refused_before_anything_is_sent(main: Main
     path.write_text(path.read_text().replace("pytorch: null", "pytorch: .venv/pytorch/bin/python"))
     said = "'.venv/pytorch/bin/python' has no torch_xla, and pytorch computes on a tpu with it only; "
     remedy = "name an interpreter that has it, or null, or take --framework jax"
-    refused(main(*MNIST, "--target", "tpu"), f"cluster.yaml: targets.tpu.python.pytorch: {said}{remedy}")
+    refused(
+        main(*MNIST, "--target", "tpu", "--framework", "pytorch"),
+        f"cluster.yaml: targets.tpu.python.pytorch: {said}{remedy}",
+    )
     here = main(*MNIST, "--framework", "pytorch", "--device", "tpu")
     refused(here, f"cluster.yaml: targets.local.python.pytorch: {said}{remedy}")
     assert not (checkout / "results" / "runs").exists()
@@ -124,17 +109,17 @@ def test_an_interpreter_is_refused_only_where_it_is_pytorch_s_and_lacks_torch_xl
 ) -> None:
     python = python_with(tmp_path, *names)
     for framework, kind in (("pytorch", "gpu"), ("pytorch", None), ("jax", "tpu")):
-        local.check_device(python, framework, kind, WHERE)
+        builds.check_device(python, framework, kind, WHERE)
     if taken:
-        local.check_device(python, "pytorch", "tpu", WHERE)
+        builds.check_device(python, "pytorch", "tpu", WHERE)
     else:
         with pytest.raises(UserError, match=f"^{WHERE}: .* has no torch_xla"):
-            local.check_device(python, "pytorch", "tpu", WHERE)
+            builds.check_device(python, "pytorch", "tpu", WHERE)
 
 
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "python3", "/etc/passwd"])
 def test_what_an_interpreter_of_the_nodes_has_is_not_guessed(python: str) -> None:
-    local.check_device(python, "pytorch", "tpu", WHERE)
+    builds.check_device(python, "pytorch", "tpu", WHERE)
 
 
 def test_a_job_without_torch_xla_fails_its_row_in_one_line(checkout: Path) -> None:

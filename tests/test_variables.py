@@ -11,7 +11,7 @@ from conftest import ROOT, Main, clean_environment, rows_of
 from duel import variables
 from duel.job import Job
 from duel.launch import script
-from duel.launch.cluster import Target
+from duel.launch.schema import Target
 
 # The stand-in for an interpreter: it prints the environment that it got.
 PRINTS = "#!/bin/bash\nexec env -0\n"

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duel import datasets
+from duel import ROOT, datasets, terminal
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
-from duel.job import ROOT, Job
-from duel.launch import jobs, local, preflight, submit
-from duel.launch.cluster import Cluster, Target
+from duel.job import Job
+from duel.launch import builds, jobs, local, preflight, submit
+from duel.launch.environment import listed
+from duel.launch.schema import Cluster, Target
 from duel.record import FINISHED
 from duel.results import Results
 
@@ -50,8 +51,8 @@ def run(cluster: Cluster, results: Results) -> int:
     counts = {OK: 0, WARN: 0, FAIL: 0}
     for finding in findings(cluster, results):
         counts[finding.level] += 1
-        print(finding, flush=True)
-    print(f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} to mend")
+        terminal.say(str(finding))
+    terminal.say(f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} to mend")
     return 1 if counts[FAIL] else 0
 
 
@@ -61,12 +62,14 @@ def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], No
     Returns 1 where a side did not finish, else 0.
     """
     name, target = cluster.target(name)
+    if target.scheduler == "slurm":
+        say(str(Finding(OK, f"variables on {name}", listed(target))))
     sides = [framework for framework in FRAMEWORKS if getattr(target.python, framework) is not None]
     planned = [
         Job(framework, PROOF_BENCHMARK, 1, "smoke", "fp32", None, name, changes=(PROOF_TIME,)) for framework in sides
     ]
     runs = submit.launch(planned, cluster, results, say)
-    jobs.wait(runs, results, say)
+    jobs.wait(runs, results)
     failed = False
     for framework, run in zip(sides, runs, strict=True):
         (row,) = run.rows()
@@ -74,7 +77,7 @@ def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], No
         if row.status == FINISHED:
             found = f"{row.device_name} ({row.device_kind}), {framework} {row.framework_version}, on {row.host}"
             say(str(Finding(OK, what, found)))
-            say(str(Finding(OK, what, str(run.status().get("wandb", "Weights & Biases: not reached")))))
+            say(str(Finding(OK, what, run.status().wandb or "Weights & Biases: not reached")))
         else:
             failed = True
             say(str(Finding(FAIL, what, row.cause or str(row.status), f"see 'python main.py logs {run.id}'")))
@@ -84,9 +87,9 @@ def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], No
 def findings(cluster: Cluster, results: Results) -> Iterator[Finding]:
     """Everything that is checked, in the order of the report."""
     yield _driver_python()
-    yield _tool("bash", "the scripts are for bash; install it")
-    yield _tool("git", "every result names its commit; install git")
-    yield _tool("make", "it makes the environments; install make (Debian: make, macOS: xcode-select --install)")
+    yield _tool("bash", "the scripts are for bash: 'sudo apt install bash', or your system's own way")
+    yield _tool("git", "every result names its commit: 'sudo apt install git', or your system's own way")
+    yield _tool("make", "it makes the environments: 'sudo apt install make', on macOS 'xcode-select --install'")
     yield _compiler()
     for name, target in cluster.targets.items():
         for framework in FRAMEWORKS:
@@ -95,7 +98,7 @@ def findings(cluster: Cluster, results: Results) -> Iterator[Finding]:
     default = cluster.targets[cluster.default]
     yield _wandb(default.wandb.mode)
     for dataset in sorted({benchmark.dataset for benchmark in BENCHMARKS.values()} - {datasets.SYNTHETIC}):
-        yield _data(dataset, default)
+        yield _data(dataset, default, f"cluster.yaml: targets.{cluster.default}.data")
     yield _disk(results.folder)
 
 
@@ -117,7 +120,7 @@ def _compiler() -> Finding:
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
             return Finding(OK, "C++ compiler", f"{_first_line(path, '--version')}, {path}")
-    remedy = "PyTorch compiles with one; install it (Debian: g++, macOS: xcode-select --install) or load its module"
+    remedy = "PyTorch compiles with one: 'sudo apt install g++', on macOS 'xcode-select --install', or load its module"
     return Finding(FAIL, "C++ compiler", "no c++, g++ or clang++ on the PATH", remedy)
 
 
@@ -135,11 +138,18 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
         return
     try:
         version = local.check_interpreter(python, framework, where)
-        local.check_device(python, framework, target.device, where)
+    except UserError as error:
+        yield _problem(FAIL, what, error, where)
+        return
+    try:
+        builds.check_device(python, framework, target.device, where)
+    except UserError as error:  # the targets of cluster.yaml as it comes are examples: nobody needs a build for each
+        yield _problem(WARN if target.scheduler == "slurm" else FAIL, f"{what}, {target.device}", error, where)
+        return
+    try:
         record = _devices(python, framework)
     except UserError as error:
-        found, _, remedy = str(error).rpartition("; ")
-        yield Finding(FAIL, what, found, remedy)
+        yield _problem(FAIL, what, error, where)
         return
     versions = record["versions"] | {FRAMEWORKS[framework]: version}
     said = ", ".join(f"{package} {text}" for package, text in versions.items())
@@ -157,6 +167,12 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
         yield Finding(WARN, f"{what}, {kind}", str(reason), f"if this machine has a {kind} to use: {remedy}")
     if driver and all(device["kind"] != "gpu" for device in record["devices"]):
         yield Finding(WARN, f"{what}, gpu", f"nvidia-smi shows one (driver {driver}), {framework} sees none", remedy)
+
+
+def _problem(level: str, what: str, error: UserError, where: str) -> Finding:
+    """A finding from an error whose last part is its remedy; that names ``where``, if it names no command."""
+    found, _, remedy = str(error).rpartition("; ")
+    return Finding(level, what, found, remedy if "'" in remedy else f"{remedy} ({where})")
 
 
 @functools.cache
@@ -210,7 +226,10 @@ def _slurm(targets: list[str]) -> Finding:
         return Finding(OK, "Slurm", said)
     if found:
         said = f"{said}; not usable: {', '.join(missing)}"
-    needed_by = f"needed for --target {', '.join(targets)}: call main.py on a login node of the cluster"
+    needed_by = (
+        f"needed for --target {', '.join(targets)}: call main.py on a login node of the cluster, or leave them alone "
+        f"(cluster.yaml: targets)"
+    )
     return Finding(WARN, "Slurm", said, needed_by)
 
 
@@ -233,11 +252,12 @@ def _wandb(mode: str) -> Finding:
     return Finding(OK, what, f"offline; {said} ('.venv/driver/bin/python -m wandb login' stores one)")
 
 
-def _data(dataset: str, target: Target) -> Finding:
+def _data(dataset: str, target: Target, where: str) -> Finding:
     try:
         return Finding(OK, f"data, {dataset}", datasets.check(dataset, ROOT / target.data))
     except (ValueError, OSError) as error:
-        return Finding(FAIL, f"data, {dataset}", str(error), "mend these files or remove them all: there is a stand-in")
+        remedy = f"mend these files, or move them all away, for there is a stand-in ({where})"
+        return Finding(FAIL, f"data, {dataset}", str(error), remedy)
 
 
 def _disk(folder: Path) -> Finding:
@@ -248,9 +268,15 @@ def _disk(folder: Path) -> Finding:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        return Finding(FAIL, "results", f"{folder}: cannot be written: {error.strerror}", "make it writable for you")
+        return Finding(
+            FAIL,
+            "results",
+            f"{folder}: cannot be written: {error.strerror}",
+            f"make it writable for you: 'chmod u+w {existing}'",
+        )
     if free < FREE_BYTES_NEEDED:
-        return Finding(FAIL, "results", said, f"at least {FREE_BYTES_NEEDED / 1e9:.0f} GB is needed: make room there")
+        remedy = f"at least {FREE_BYTES_NEEDED / 1e9:.0f} GB is needed: make room there ('df -h {existing}')"
+        return Finding(FAIL, "results", said, remedy)
     return Finding(OK, "results", said)
 
 
@@ -260,4 +286,5 @@ def _first_line(*command: str) -> str:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {error}"
-    return next(iter(asked.stdout.splitlines()), "").strip() or f"says nothing (exit code {asked.returncode})"
+    last = " ".join(asked.stderr.strip().splitlines()[-1:]) or "says nothing"
+    return next(iter(asked.stdout.splitlines()), "").strip() or f"{last} (exit code {asked.returncode})"

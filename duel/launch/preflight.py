@@ -1,29 +1,32 @@
 """How sbatch is called, and what it would do with a script, asked before anything is submitted."""
 
-import contextlib
 import netrc
 import os
 import re
 import shlex
 import subprocess
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import directives, queue
-from duel.launch.cluster import Cluster, Target
+from duel.launch import directives, nodes, queue, refusal
+from duel.launch.environment import environment, remarks
+from duel.launch.schema import Cluster, Target
+from duel.terminal import Table
 
-TEST_SECONDS = 60
-# WANDB_API_KEY, GITHUB_TOKEN and their like: sites may store a job's environment where others can read it.
-SECRET_WORDS = frozenset(("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS"))
+if TYPE_CHECKING:
+    from duel.launch.submit import Launch
+
+TEST_SECONDS = 90  # sbatch itself looks for a missing slurm.conf for 60 s
+# A controller serves everyone: to find the line that it refuses, it is asked so often at most, with a pause between.
+MOST_ASKED, ASKED_PAUSE_SECONDS = 20, 0.2
 # wandb 0.31 looks for a key of its newer server first, and then of the one that everybody knows.
 WANDB_HOSTS = ["api.forge.coreweave.com", "api.wandb.ai"]
-# Not a refusal: Slurm could not be asked.
-_NO_ANSWER = re.compile(r"timed out|Unable to contact|zero bytes|connection (failure|refused|reset)", re.IGNORECASE)
 
 
 def command(target: Target, arguments: list[str], before: Collection[str] = ()) -> list[str]:
@@ -34,44 +37,6 @@ def command(target: Target, arguments: list[str], before: Collection[str] = ()) 
     # What these lines print must not be taken for sbatch's answer.
     lines = "\n".join(["set -e", "{", *target.setup.submit, "} >&2", 'exec "$@"'])
     return ["bash", "-c", lines, "bash", *words]
-
-
-@contextlib.contextmanager
-def environment(target: Target) -> Iterator[list[str]]:
-    """Keep out of sbatch's environment what would overrule the script, and secrets that others could read there.
-
-    Yields the names of what was kept out.
-    """
-    kept = dict(os.environ)
-    left_out = [name for name in kept if _unwanted(name) and name not in target.pass_variables]
-    for name in left_out:
-        del os.environ[name]
-    try:
-        yield left_out
-    finally:
-        os.environ.update(kept)
-
-
-def _unwanted(name: str) -> bool:
-    overrules = name.startswith(("SBATCH_", "SLURM_")) and name != "SLURM_CONF"
-    secret = not SECRET_WORDS.isdisjoint(name.upper().split("_")) or name.startswith(("HF_", "AWS_"))
-    return overrules or secret
-
-
-def remarks(left_out: list[str], lines: list[str]) -> list[str]:
-    """What a user would miss of the variables that sbatch does not get. ``lines`` are the script's directives."""
-    said = []
-    for name in left_out:
-        option = "--" + name.removeprefix("SBATCH_").lower().replace("_", "-")
-        if name in ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION"):
-            if directives.value(lines, option) is None:
-                said.append(
-                    f"{name} is not passed on, and the target has no {option}: add that line, "
-                    f"or 'pass_variables: [{name}]'"
-                )
-        elif name == "WANDB_API_KEY":
-            said.append("WANDB_API_KEY is not passed to jobs, others could read it there: 'wandb login' stores the key")
-    return said
 
 
 def wandb_key() -> str:
@@ -110,49 +75,97 @@ class Forecast:
     asks: str
     start: str
     warnings: list[str]
+    silence: str = ""  # sbatch's words where Slurm did not answer
 
 
-def plan(jobs: list[Job], texts: list[str], cluster: Cluster) -> tuple[str, list[str]]:
-    """A table of what would be submitted, and warnings. Slurm is asked once about scripts that ask for the same.
+def plan(launches: "list[Launch]", cluster: Cluster) -> Table:
+    """What would be submitted, and warnings. Slurm is asked once about scripts that ask for the same.
 
     Raises UserError as ``forecast`` does.
     """
     known: dict[tuple[str, ...], Forecast] = {}
     lines = []
-    for job, text in zip(jobs, texts, strict=True):
-        asked = tuple(line for line in directives.of_script(text) if not line.startswith("--job-name="))
+    silence = ""
+    for launch in launches:
+        asked = tuple(line for line in directives.of_script(launch.text) if not line.startswith("--job-name="))
         if asked not in known:
-            known[asked] = forecast(job, text, cluster)
-        lines.append((f"{job.stem}.sh", known[asked].asks, known[asked].start))
-    width, asks = max(len(line[0]) for line in lines), max(len(line[1]) for line in lines)
-    head = ("script", "asks for", "would start")
-    table = "\n".join(f"{a:{width}}  {b:{asks}}  {c}".rstrip() for a, b, c in [head, *lines])
-    return table, list(dict.fromkeys(warning for known_one in known.values() for warning in known_one.warnings))
+            known[asked] = forecast(launch.job, launch.text, cluster, silence)
+            silence = known[asked].silence
+        lines.append((f"{launch.job.stem}.sh", known[asked].asks, known[asked].start))
+    warnings = dict.fromkeys(f"warning: {words}" for asked in known.values() for words in asked.warnings)
+    return Table(["script", "asks for", "would start"], lines, list(warnings))
 
 
-def forecast(job: Job, text: str, cluster: Cluster) -> Forecast:
+def forecast(job: Job, text: str, cluster: Cluster, silence: str = "") -> Forecast:
     """Ask ``sbatch --test-only`` about the script ``text`` of ``job``, and set its limits against the partition's.
 
-    Raises UserError, with sbatch's own words and the line of cluster.yaml behind them, for what Slurm would refuse, or
-    take and never start.
+    Where ``silence`` has words, Slurm gave no answer a moment ago and is not asked. Raises UserError, with sbatch's
+    words and the line of cluster.yaml behind them, for what Slurm would refuse for ever, or take and never start, and
+    where sbatch does not know whom to ask.
     """
     target = cluster.targets[job.target].for_job(job)
     lines = directives.of_script(text)
     said = directives.warnings(lines)
     with environment(target) as left_out:
-        said += [*remarks(left_out, lines), *filter(None, [open_key_file()])]
-        words, code = _test(text, target)
-        if code == 0:
-            start = _start(words)
-        elif _NO_ANSWER.search(words):
-            start = f"cannot be told: {words}"
+        said += [*remarks(left_out, target, job.target, lines), *filter(None, [open_key_file()])]
+        words, code = (silence, 1) if silence else _test(text, target)
+        if code and refusal.is_unconfigured(words):
+            raise UserError(
+                f"Slurm did not answer: {words}; call main.py where sbatch knows its cluster (a login node, with its "
+                f"SLURM_CONF if it has one), or take a target with 'scheduler: local' (cluster.yaml: targets)"
+            )
+        if code and refusal.is_silence(words):
+            said.append(f"Slurm did not answer: {words}; the jobs are sent all the same, once it does")
+            return Forecast(_asks(lines), "cannot be told: Slurm did not answer", said, silence=words)
+        partitions = _of(lines, _partitions())
+        names = [partition["PartitionName"] for partition in partitions]
+        if code:
+            start = "cannot be told"
+            said.append(_refused(job, text, words, target, cluster, names))
         else:
-            raise UserError(f"Slurm refuses {job.stem}.sh: {words}{_culprits(job, text, words, target, cluster)}")
-        partitions = _partitions()
+            start = _start(words)
+            if not start.startswith("at once") and (shut := nodes.reserved(names, maintenance=True)):
+                said.append(shut)
+    said += _limits(job, lines, partitions, cluster)
+    return Forecast(_asks(lines), start, said)
+
+
+def _of(lines: list[str], partitions: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Those of ``partitions`` that a script with ``lines`` may run in."""
     name = directives.value(lines, "--partition")
-    mine = [
-        p for p in partitions if p["PartitionName"] in (name or "").split(",") or (not name and p["Default"] == "YES")
-    ]
+    wanted = (name or "").split(",")
+    return [p for p in partitions if p["PartitionName"] in wanted or (not name and p["Default"] == "YES")]
+
+
+def _refused(job: Job, text: str, words: str, target: Target, cluster: Cluster, partitions: list[str]) -> str:
+    """What to say of a refusal that passes with time. Raises UserError for one that does not.
+
+    ``partitions`` are the names of those that the script may run in.
+    """
+    problem = f"Slurm refuses {job.stem}.sh: {words}"
+    if refusal.is_full(words):
+        return (
+            f"Slurm takes no more jobs now ({refusal.full(words)}): what it does not take stays queued, "
+            f"and the same command sends it later"
+        )
+    if refusal.is_of_nodes(words):
+        members = nodes.of_partitions(partitions)
+        shut = nodes.closed(members)
+        over = nodes.too_much(directives.of_script(text), members) if shut else None
+        if over:
+            raise UserError(f"{problem}; {over[1]}{_line_of(job, text, over[0], cluster)}")
+        if shut or not members:
+            reservations = nodes.reserved(partitions, maintenance=False) if members else ""
+            why = "; ".join(filter(None, [shut, reservations])) or "which nodes there are cannot be asked"
+            return f"Slurm has no place for this now ({words}): {why}; the jobs are sent all the same, and wait"
+    if refusal.is_of_nodes(words) or refusal.is_for_ever(words):
+        raise UserError(f"{problem}{_culprits(job, text, words, target, cluster)}")
+    return f"Slurm says: {words}; the jobs are sent all the same, and sbatch decides"
+
+
+def _limits(job: Job, lines: list[str], mine: list[dict[str, str]], cluster: Cluster) -> list[str]:
+    """What the partitions' own limits say of a script with ``lines``. Raises UserError where it would wait for ever."""
+    said = []
     if mine and all(partition["State"] != "UP" for partition in mine):
         said.append(f"partition {mine[0]['PartitionName']} is {mine[0]['State']}: the job waits until that changes")
     blocks = [over for partition in mine if (over := _over_limit(lines, partition))]
@@ -164,7 +177,7 @@ def forecast(job: Job, text: str, cluster: Cluster) -> Forecast:
         if directives.value(lines, "--qos") is None:
             raise UserError(problem)
         said.append(f"{problem} (unless the QOS lifts that)")
-    return Forecast(_asks(lines), start, said)
+    return said
 
 
 def _test(text: str, target: Target) -> tuple[str, int]:
@@ -178,13 +191,19 @@ def _test(text: str, target: Target) -> tuple[str, int]:
             timeout=TEST_SECONDS,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return f"sbatch --test-only timed out after {TEST_SECONDS} s", 1
+    except subprocess.TimeoutExpired as error:
+        heard = (error.stderr or b"").decode(errors="replace")  # bytes, though text was asked for
+        return _words(f"{heard}\nsbatch --test-only timed out after {TEST_SECONDS} s"), 1
     except OSError as error:
         raise UserError(f"{target.submit!r} does not run: {error.strerror} (cluster.yaml: submit)") from error
-    lines = [line.strip() for line in asked.stderr.splitlines() if line.strip() and not line.startswith("Try ")]
+    return _words(asked.stderr) or f"exit code {asked.returncode}", asked.returncode
+
+
+def _words(text: str) -> str:
+    """What sbatch printed, on one line, without what is before its own words."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
     said = [re.sub(r"^(sbatch: )?(error: |allocation failure: )?", "", line) for line in lines]
-    return "; ".join(dict.fromkeys(said)) or f"exit code {asked.returncode}", asked.returncode
+    return "; ".join(dict.fromkeys(said))
 
 
 def _start(words: str) -> str:
@@ -198,12 +217,31 @@ def _start(words: str) -> str:
 
 def _culprits(job: Job, text: str, words: str, target: Target, cluster: Cluster) -> str:
     """The lines without which Slurm's answer is another one, each with its place in cluster.yaml."""
-    found = []
-    for line in directives.of_script(text):
-        other = text.replace(f"#SBATCH {line}\n", "", 1)
-        if _test(other, target)[0] != words:
-            found.append(f"\n  {cluster.where(job, line) or 'added by Duel'}: {line}")
+    lines = directives.of_script(text)
+    # The site's lines first, and Duel's own only where none of those is it: each costs the controller a question.
+    of_site = [line for line in lines if cluster.where(job, line)]
+    found: list[str] = []
+    asked = 0
+    for group in (of_site, [line for line in lines if line not in of_site]):
+        if found:
+            break
+        for line in group:
+            if asked == MOST_ASKED:
+                return "".join(found) + f"\n  ({MOST_ASKED} lines were tried, and the others not)"
+            if asked:
+                time.sleep(ASKED_PAUSE_SECONDS)
+            asked += 1
+            if _test(text.replace(f"#SBATCH {line}\n", "", 1), target)[0] != words:
+                found.append(f"\n  {cluster.where(job, line) or 'added by Duel'}: {line}")
     return "".join(found)
+
+
+def _line_of(job: Job, text: str, option: str, cluster: Cluster) -> str:
+    """The last line of the script that gives ``option``, with its place in cluster.yaml; empty where none does."""
+    for line in reversed(directives.of_script(text)):
+        if option in directives.names(line):
+            return f"\n  {cluster.where(job, line) or 'added by Duel'}: {line}"
+    return ""
 
 
 def _partitions() -> list[dict[str, str]]:
