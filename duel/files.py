@@ -29,6 +29,10 @@ class Damaged(UserError):
     """A file is not what its name promises; the message says which, and how."""
 
 
+class OtherVersion(Damaged):
+    """Another version of Duel wrote it, and this one cannot read it."""
+
+
 def utc(seconds: float | None = None) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
@@ -118,12 +122,12 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_record(path: Path, kind: type[T]) -> T:
     """The record of type ``kind`` in ``path``; keys that ``kind`` has not are left out.
 
-    Raises FileNotFoundError where there is none, and Damaged where it is another version's or does not fit ``kind``.
+    Raises FileNotFoundError where there is none, OtherVersion, and Damaged where it does not fit ``kind``.
     """
     stored = read_object(path)
     version = stored.get("format", FORMAT)
     if version != FORMAT:
-        raise Damaged(f"{path.name} is of another version of Duel (format {version!r}; this one reads {FORMAT})")
+        raise OtherVersion(f"{path.name} is of another version of Duel (format {version!r}; this one reads {FORMAT})")
     return fitting(stored, kind, path.name)
 
 

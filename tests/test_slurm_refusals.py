@@ -15,6 +15,7 @@ from slurm_cluster import SlurmCluster
 from duel.launch import nodes, refusal
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
+FOUR = ("--benchmark", "mnist,gcn", "--use_case", "1", "--preset", "smoke")
 CPU = ("--partition=cpu", "--time=00:10:00", "--cpus-per-task=1", "--mem=2G", "--begin=now+1hour")
 GPU = ("--partition=h100", "--gpus-per-node=h100:1", "--time=00:10:00")
 
@@ -166,7 +167,72 @@ def test_a_machine_without_a_slurm_conf_is_told_so_before_anything_is_written(si
     assert not site.results.intent.exists()
 
 
-# -- limits that do not pass, and those that do --
+# -- limits that pass with time --
+
+
+def test_what_a_submit_limit_leaves_over_waits_and_the_same_command_sends_it(site: Site) -> None:
+    site.target(*CPU)
+    limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=2")
+    said = site.main(*FOUR, expect=2)
+    left = "2 of 4 were sent; Slurm takes no more now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2): the same command, or "
+    assert left in said
+    assert "sends the other 2 later" in said
+    assert site.results.intent.exists()
+    runs = site.results.runs()
+    statuses = site.statuses()
+    assert {status["state"] for status in statuses.values()} == {"queued"}
+    assert site.main("status").count("Slurm takes no more jobs now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2); ") == 2
+    # The same command finds no room yet, another one does not push them aside, and neither does 'resubmit'.
+    again = site.main(*FOUR, expect=2)
+    assert "warning: Slurm takes no more jobs now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2): " in again
+    assert left in again
+    said = site.main(*MNIST, "--precision", "bf16", expect=2)
+    assert "2 jobs of an earlier command wait until Slurm takes them: 'python main.py resubmit' sends them" in said
+    assert left in site.main("resubmit", expect=2)
+    assert {status["state"] for status in site.statuses().values()} == {"queued"}
+    limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=-1")
+    said = site.main(*FOUR)
+    assert "going on with the submission of 4 jobs\n" in said
+    assert not site.results.intent.exists()
+    assert site.results.runs() == runs
+    assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)
+    assert [job.attempt for run in runs if (job := run.launch().job)] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "option", "word"),
+    [
+        ("account", "duel", "GrpSubmitJobs", "AssocGrpSubmitJobsLimit, GrpSubmitJobs=1"),
+        ("qos", "normal", "MaxSubmitJobsPerUser", "QOSMaxSubmitJobPerUserLimit, MaxSubmitJobsPU=1"),
+    ],
+)
+def test_resubmit_sends_what_waits_as_the_runs_that_they_are(
+    site: Site, kind: str, name: str, option: str, word: str
+) -> None:
+    site.target(*CPU)
+    limit(site.slurm, kind, name, f"{option}=1")
+    assert f"1 of 2 were sent; Slurm takes no more now ({word})" in site.main(*MNIST, expect=2)
+    limit(site.slurm, kind, name, f"{option}=-1")
+    said = site.main("resubmit")
+    assert "all 2 jobs of that submission are sent" in said
+    assert "attempt 2" not in said
+    assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
+    assert len(site.results.runs()) == 2
+
+
+def test_what_waits_can_be_cancelled_and_the_same_command_then_begins_anew(site: Site) -> None:
+    site.target(*CPU)
+    limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=1")
+    site.main(*MNIST, expect=2)
+    site.main("cancel", "--state", "queued")
+    assert {status["state"] for status in site.statuses().values()} == {"cancelled"}
+    assert "again only by name" in site.main("resubmit")
+    limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=-1")
+    before = site.results.runs()
+    site.main(*MNIST)
+    new = [run for run in site.results.runs() if run not in before]
+    assert len(new) == 2
+    assert all(site.jobs()[run.id] == 1 for run in new)
 
 
 def test_a_limit_on_one_job_is_refused_with_its_line(site: Site) -> None:
@@ -200,6 +266,60 @@ def test_a_refusal_without_a_word_is_looked_up_among_the_limits(
     assert not refusal.is_full(words)
     assert refusal.is_for_ever(words)
     assert refusal.submit_limits(reached=False) == ["MaxSubmitJobs=2"]
+
+
+LOSING = """
+if [[ " $* " != *" --test-only "* && -e {flag} ]]; then
+    {after}
+    echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
+    exit 1
+fi
+exec sbatch "$@"
+"""
+
+
+def losing_sbatch(site: Site, after: str) -> str:
+    """A line of cluster.yaml: a stand-in for sbatch whose message gets lost on its way, as long as a file is there.
+
+    A real controller that is paused has its message, and takes the job later.
+    """
+    flag = site.folder / "losing"
+    flag.touch()
+    site.stand_in("sbatch", LOSING.format(flag=flag, after=after.format(flag=flag)))
+    return f"    submit: {site.folder}/stand-in-sbatch\n"
+
+
+def test_a_message_that_got_lost_is_sent_again(site: Site) -> None:
+    site.target(*CPU, more=losing_sbatch(site, "rm {flag}"))
+    said = site.main(*MNIST)
+    assert said.count("It may have gone in all the same: looking for it") == 1
+    assert said.count("not sent, ") == 1
+    assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
+    assert len(site.results.runs()) == 2
+
+
+IMPATIENT = """
+import sys
+from duel.cli.main import main
+from duel.launch import sbatch
+sbatch.PATIENCE_SECONDS = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_messages_that_get_lost_for_long_leave_runs_that_the_same_command_sends(site: Site) -> None:
+    site.target(*CPU, more=losing_sbatch(site, ":"))
+    driver = site.popen("-c", IMPATIENT, *MNIST)
+    said = driver.communicate(timeout=120)[0]
+    assert driver.returncode == 2, said
+    assert "the same command goes on with it later" in said
+    assert {status["state"] for status in site.statuses().values()} == {"queued"}
+    assert not site.jobs()
+    (site.folder / "losing").unlink()
+    runs = site.results.runs()
+    assert "going on with the submission of 2 jobs" in site.main(*MNIST)
+    assert site.results.runs() == runs
+    assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)
 
 
 # -- words and forms that were recorded, since they cannot be had here in seconds --

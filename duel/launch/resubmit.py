@@ -38,8 +38,11 @@ class Decision:
 
 
 def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> int:
-    """Decide about the runs that ``args`` choose, say so, and start what is to be started. Returns the exit code."""
-    settle_interrupted(results, say)
+    """Decide about the runs that ``args`` choose, say so, and start what is to be started. Returns the exit code.
+
+    What waits because Slurm took no more is sent first.
+    """
+    settle_interrupted(cluster, results, say)
     look = state.look(results)
     chosen = jobs.select(look.runs, args, results)
     named = {jobs.find(results, name).id for name in args.runs}
@@ -73,11 +76,12 @@ def _possible(decision: Decision, cluster: Cluster) -> Decision:
     return dataclasses.replace(decision, job=None, words=f"{decision.words}; not started: {gone}")
 
 
-def settle_interrupted(results: Results, say: Say) -> None:
-    """Sort out a submission that was interrupted: what never went in can then be sent again."""
+def settle_interrupted(cluster: Cluster, results: Results, say: Say) -> None:
+    """Sort out a submission that did not come to its end: what never went in can then be sent again."""
     if results.intent.exists():
         from duel.launch import slurm
 
+        slurm.send_waiting(cluster, results, say)
         with slurm.only_driver(results, say):
             slurm.recover([], results, say)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from duel import files
 from duel.files import Damaged
-from duel.launch import queue, reasons
+from duel.launch import intent, queue, reasons
 from duel.launch.views import RunView, Snapshot
 from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, TERMINAL
 from duel.results import Results, Run
@@ -30,7 +30,7 @@ def look(results: Results, runs: list[Run] | None = None, before: Snapshot | Non
 
     A run that Slurm knows to have ended, and that does not say so itself, is settled with Slurm's report.
     """
-    intended = _intended(results)  # first: a submission may come to its end while Slurm is asked
+    intended = intent.seen(results)  # first: a submission may come to its end while Slurm is asked
     every = [_own(run) for run in (results.runs() if runs is None else runs)]
     open_runs = [seen for seen in every if seen.needs_slurm()]
     unsettled = any(seen.state not in TERMINAL - {LOST} for seen in open_runs)
@@ -44,6 +44,10 @@ def look(results: Results, runs: list[Run] | None = None, before: Snapshot | Non
 
         answer, asked = queue.ask(users, since, known), time.time()
     for seen in open_runs:
+        if seen.id in intended.runs and not seen.slurm_job_id:
+            seen.note = (
+                intended.waits or "is being submitted, or that was interrupted: the same command goes on with it"
+            )
         if answer is None:
             seen.note = "Slurm is not here to be asked"
             continue
@@ -53,7 +57,7 @@ def look(results: Results, runs: list[Run] | None = None, before: Snapshot | Non
         job = _job_of(seen, answer.jobs)
         # An old answer explains a run that still waits. What has begun or ended since, it cannot know of.
         if before is None or (job is not None and seen.state == QUEUED):
-            _explain(seen, job, answer, seen.id in intended)
+            _explain(seen, job, answer, seen.id in intended.runs)
     mine = {seen.slurm_job_id for seen in every} | {seen.id for seen in every}
     stems = {path.stem for path in (results.folder.parent / "slurm_scripts").glob("*.sh")}
     by_hand = [
@@ -109,20 +113,12 @@ def _own(run: Run) -> RunView:
     return RunView(run, run.status(), launch, slurm=launch.slurm)
 
 
-def _intended(results: Results) -> set[str]:
-    """Runs that a driver is about to submit, or was when it died."""
-    try:
-        return set(files.read_object(results.intent)["runs"])
-    except (FileNotFoundError, Damaged, KeyError, TypeError):
-        return set()
-
-
 def _explain(seen: RunView, job: queue.SlurmJob | None, answer: queue.Answer, intended: bool) -> None:
     """Put Slurm's report into ``seen``, and settle the run where that is the last one."""
     if job is None:
         _unknown(seen, answer, intended)
         return
-    verdict = reasons.judge(job)
+    verdict, seen.note = reasons.judge(job), ""
     seen.slurm = SlurmWord(
         state=job.raw,
         kind=verdict.kind,
@@ -196,7 +192,6 @@ def _unknown(seen: RunView, answer: queue.Answer, intended: bool) -> None:
             _keep(seen)  # why it was told to end will not be known: not to be asked again
         return
     if intended and not seen.slurm_job_id:
-        seen.note = "is being submitted, or that was interrupted: then the same command goes on with it"
         return
     if seen.state == RUNNING and seen.status.age < LOST_AFTER_SECONDS:
         return  # it reports; whoever answers as Slurm here is another cluster, perhaps

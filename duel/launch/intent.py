@@ -1,0 +1,46 @@
+"""What a driver is about to submit to Slurm: noted before its first sbatch, gone once all of it is decided.
+
+So the next driver knows of a submission that died at any instant, or that Slurm took only a part of.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+from duel import files
+from duel.files import FORMAT, Damaged, write_atomically
+from duel.job import Job
+from duel.results import Results
+from duel.status import Second
+
+
+@dataclass(frozen=True)
+class Intent:
+    """One submission."""
+
+    runs: dict[str, Job]  # by run id, in the order in which they are sent
+    since: Second  # s since 1970: when it began
+    waits: str = ""  # why Slurm takes no more of them now; empty: nothing of the kind was seen
+    format: int = FORMAT
+
+
+def read(results: Results) -> Intent | None:
+    """The submission that is under way or was interrupted; None where there is none.
+
+    Raises Damaged, and OtherVersion where another version of Duel noted it.
+    """
+    try:
+        return files.read_record(results.intent, Intent)
+    except FileNotFoundError:
+        return None
+
+
+def seen(results: Results) -> Intent:
+    """The same, but without any run where there is none or it cannot be read: ``slurm.recover`` says so."""
+    try:
+        return read(results) or Intent({}, 0.0)
+    except Damaged:
+        return Intent({}, 0.0)
+
+
+def write(results: Results, intent: Intent) -> None:
+    write_atomically(results.intent, json.dumps(asdict(intent), indent=1) + "\n")
