@@ -4,6 +4,7 @@ The benchmarks are in ``duel.benchmarks`` and what one is made of in ``duel.entr
 imported from here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -141,7 +142,6 @@ CLIP_NORM = 1.0
 # What stays the same as devices are added.
 WEAK, STRONG = "weak", "strong"
 SCALINGS: Mapping[str, str] = MappingProxyType({WEAK: "the batch on each device", STRONG: "the batch over all devices"})
-GROUPS = 32  # of a group norm, or the largest number that divides both this and its channels (Wu and He 2018)
 
 CLAIM_PAIRS = 4  # the fewest that a ratio is claimed of
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -170,3 +170,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         )
     }
 )
+
+
+def groups(channels: int) -> int:
+    """Of the group norm that stands for a batch norm: 32 (Wu and He 2018), or the largest power of two that fits.
+
+    No group is a single channel: behind it, where all positions are averaged, its gradient is zero but for rounding.
+    """
+    most = math.gcd(32, channels)
+    return most // 2 if 1 < most == channels else most

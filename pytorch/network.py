@@ -7,7 +7,6 @@ when it is new.
 import contextlib
 import functools
 import importlib
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import devices
 import weights
-from duel.catalogue import GROUPS, Benchmark
+from duel.catalogue import Benchmark, groups
 from duel.measure.batches import Batch, Pool
 from duel.measure.device import Setting
 from duel.measure.probes import usable_cpus
@@ -44,7 +43,7 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nn.Modul
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d):
                 channels = child.num_features
-                setattr(module, name, nn.GroupNorm(math.gcd(GROUPS, channels), channels, child.eps))
+                setattr(module, name, nn.GroupNorm(groups(channels), channels, child.eps))
     return model
 
 

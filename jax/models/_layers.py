@@ -5,7 +5,6 @@ None holds weights that mean anything before ``weights.load``. Images are (N, he
 
 import contextlib
 import contextvars
-import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -13,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from duel.catalogue import GROUPS
+from duel.catalogue import groups
 
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
@@ -167,7 +166,7 @@ class GroupNorm(nnx.Module):
     def instead_of(cls, norm: BatchNorm) -> "GroupNorm":
         """For the same channels, with the same epsilon; without weights."""
         channels = norm.weight.shape[0]
-        return nnx.eval_shape(lambda: cls(channels, math.gcd(GROUPS, channels), norm.epsilon))
+        return nnx.eval_shape(lambda: cls(channels, groups(channels), norm.epsilon))
 
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         grouped = x.reshape(len(x), -1, self.groups, x.shape[-1] // self.groups)
