@@ -199,7 +199,7 @@ def start(framework: str, use_case: int, probes: bool) -> int:
     sys.path.append(str(ROOT))
     from duel.measure import ranks
     from duel.measure.device import ALONE, World
-    from duel.report.statistics import estimate
+    from duel.report.ratios import estimate
 
     together = 2 if use_case in (2, 4) else 1
     if address := os.environ.get("MEET"):

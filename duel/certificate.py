@@ -28,7 +28,7 @@ WORK_FILES = ("training.py", "per_sample_gradients.py", "inference.py")
 TWIN_FILES = ("models/_layers.py", "network.py", *WORK_FILES, "weights.py", "devices.py")
 SHARED_FILES = ("duel/measure/batches.py", "duel/measure/parameters.py")
 # And what the proof is: one that asked less is none for rows of today.
-PROOF_FILES = ("duel/measure/parity.py", "duel/report/parity.py")
+PROOF_FILES = ("duel/measure/validation.py", "duel/report/parity.py")
 
 
 class Certificate(TypedDict):

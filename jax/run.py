@@ -6,7 +6,7 @@ from pathlib import Path
 # Behind everything else: an installed package always wins over a folder of the same name in the repository.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from duel.measure.job import main
+from duel.measure.supervisor import main
 
 if __name__ == "__main__":
     sys.exit(main("jax"))

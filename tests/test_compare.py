@@ -17,8 +17,8 @@ from duel.cli import main as cli
 from duel.errors import UserError
 from duel.evidence import sha256
 from duel.job import Job
-from duel.launch import cluster, display, jobs, plan, state
-from duel.measure.job import _print_verdicts
+from duel.launch import cluster, display, manage, plan, state
+from duel.measure.supervisor import _print_verdicts
 from duel.modes import DEFAULT
 from duel.record import CANCELLED, FINISHED, QUEUED, RUNNING, Row
 from duel.report import compare
@@ -74,7 +74,7 @@ def make_pair(results: Results, stamp: str, **more: Any) -> list[Run]:
 
 
 def chosen(results: Results, *arguments: str) -> list[Run]:
-    return jobs.to_compare(cli.parsed(["compare", *arguments])[1], results)
+    return manage.to_compare(cli.parsed(["compare", *arguments])[1], results)
 
 
 def printed(runs: list[Run], results: Results, default_target: str | None = None) -> str:

@@ -31,7 +31,7 @@ from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import script, submit
 from duel.launch.schema import Cluster
-from duel.measure.job import _Work
+from duel.measure.supervisor import _Work
 from duel.record import FINISHED, LOST
 from duel.results import Results, Run
 from duel.table import read_rows

@@ -18,7 +18,7 @@ from duel.catalogue import BENCHMARKS, VALIDATE
 from duel.files import locked
 from duel.job import Job
 from duel.launch import local
-from duel.measure.job import _may_share
+from duel.measure.supervisor import _may_share
 from duel.record import COLUMNS
 from duel.results import Results, Run
 from duel.status import LaunchRecord, this_process

@@ -13,7 +13,7 @@ from conftest import clean_environment
 from test_results import JOB, new_run
 
 from duel import table
-from duel.measure import job as measure_job
+from duel.measure import supervisor
 from duel.record import FINISHED
 from duel.results import LITTER_SECONDS, Results
 from duel.table import merge, read_rows
@@ -78,10 +78,10 @@ def test_whoever_merges_looks_again_where_another_run_ended_meanwhile(
 def test_a_run_that_is_told_to_end_after_its_last_row_is_finished(
     number: signal.Signals, results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measured(work: measure_job._Work, *rest: object) -> None:
+    def measured(work: supervisor._Work, *rest: object) -> None:
         for row in work._run.rows():
             work._run.write_row(row.replace(status=FINISHED))
-        raise measure_job._Stopped(number.name)
+        raise supervisor._Stopped(number.name)
 
     assert supervised(results, monkeypatch, measured) == 0
     (run,) = results.runs()
@@ -91,7 +91,7 @@ def test_a_run_that_is_told_to_end_after_its_last_row_is_finished(
 def test_a_run_whose_folder_was_moved_ends_with_one_line(
     results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def moved(work: measure_job._Work, *rest: object) -> None:
+    def moved(work: supervisor._Work, *rest: object) -> None:
         shutil.move(results.folder, results.folder.with_name("elsewhere"))
         work._run.write_status(phase="measuring")
 
@@ -103,12 +103,12 @@ def test_a_run_whose_folder_was_moved_ends_with_one_line(
 
 def supervised(results: Results, monkeypatch: pytest.MonkeyPatch, measure: Any) -> int:
     """The exit code of a run whose rows ``measure`` measures."""
-    monkeypatch.setattr(measure_job, "Results", lambda folder: results)
-    monkeypatch.setattr(measure_job._Work, "measure", measure)
+    monkeypatch.setattr(supervisor, "Results", lambda folder: results)
+    monkeypatch.setattr(supervisor._Work, "measure", measure)
     monkeypatch.setattr(os, "environ", clean_environment())
-    handlers = {number: signal.getsignal(number) for number in measure_job.STOPS}
+    handlers = {number: signal.getsignal(number) for number in supervisor.STOPS}
     try:
-        return measure_job._supervise(JOB, Path("data"), False, {})
+        return supervisor._supervise(JOB, Path("data"), False, {})
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -146,7 +146,7 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
             id="switch",
         ),
         pytest.param(
-            "duel/measure/job.py",
+            "duel/measure/supervisor.py",
             "            os.sched_setaffinity(",
             "            print(",
             ("--mode", "default+threads=1"),

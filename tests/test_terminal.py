@@ -36,14 +36,14 @@ HEAD = """
 import sys
 from pathlib import Path
 from duel import terminal
-from duel.launch import display, jobs, state
+from duel.launch import display, manage, state
 from duel.report import compare
 from duel.results import Results
 results = Results(Path(sys.argv[1]))
 """
 COMPARE = "terminal.show(*compare.report(results.runs(), results, 'local'))"
 STATUS = "terminal.show(display.table(state.look(results)))"
-WAIT = "jobs.wait(results.runs(), results)"
+WAIT = "manage.wait(results.runs(), results)"
 
 
 @pytest.fixture

@@ -40,18 +40,18 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
     if not args.wait:
         say("'python main.py status' shows them, 'python main.py compare' compares both sides")
         return 0
-    from duel.launch import jobs as watching
+    from duel.launch import manage
 
-    finished = watching.wait(runs, results)
+    finished = manage.wait(runs, results)
     merge(results)
     print_comparison(runs, results)
     return 0 if finished else 1
 
 
 def compare(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import jobs
+    from duel.launch import manage
 
-    print_comparison(jobs.to_compare(args, results), results)
+    print_comparison(manage.to_compare(args, results), results)
     return 0
 
 
@@ -68,11 +68,11 @@ def print_comparison(runs: "list[Run]", results: "Results") -> None:
 
 
 def status(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import display, jobs, state
+    from duel.launch import display, manage, state
 
     def chosen(look: "Snapshot") -> "Snapshot":
         look = state.with_verdicts(look, results)
-        runs = jobs.select(look.runs, args, results)
+        runs = manage.select(look.runs, args, results)
         return look.only(runs) if len(runs) < len(look.runs) else look
 
     if args.json:
@@ -81,27 +81,27 @@ def status(args: argparse.Namespace, results: "Results") -> int:
         for note in look.notes:
             warn(f"not known: {note}")
     elif args.watch:
-        jobs.watch(results, chosen)
+        manage.watch(results, chosen)
     else:
         terminal.show(display.table(chosen(state.look(results)), args.all))
     return 0
 
 
 def logs(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import jobs
+    from duel.launch import manage
 
-    jobs.print_log(jobs.find(results, args.run), args.follow)
+    manage.print_log(manage.find(results, args.run), args.follow)
     return 0
 
 
 def cancel(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import jobs, state
+    from duel.launch import manage, state
     from duel.table import merge
 
     if not has_selection(args):
         raise UserError("name the runs to cancel, or choose them, as in 'main.py cancel --state queued'")
-    chosen = jobs.select(state.look(results).runs, args, results)
-    ended = jobs.cancel(results, [seen.run for seen in chosen], say)
+    chosen = manage.select(state.look(results).runs, args, results)
+    ended = manage.cancel(results, [seen.run for seen in chosen], say)
     merge(results)
     return 0 if ended else 1
 
@@ -113,9 +113,9 @@ def resubmit(args: argparse.Namespace, results: "Results") -> int:
 
 
 def sync(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import jobs, state, sync
+    from duel.launch import manage, state, sync
 
-    chosen = jobs.select(state.look(results).runs, args, results)
+    chosen = manage.select(state.look(results).runs, args, results)
     if not chosen:
         say("nothing to upload: no runs yet")
     return 0 if sync.sync([seen.run for seen in chosen], say) else 1

@@ -17,7 +17,7 @@ from duel import ROOT, datasets, terminal
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import builds, jobs, local, preflight, submit
+from duel.launch import builds, local, manage, preflight, submit
 from duel.launch.environment import listed
 from duel.launch.schema import Cluster, Target
 from duel.record import FINISHED
@@ -69,7 +69,7 @@ def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], No
         Job(framework, PROOF_BENCHMARK, 1, "smoke", "fp32", None, name, changes=(PROOF_TIME,)) for framework in sides
     ]
     runs = submit.launch(planned, cluster, results, say)
-    jobs.wait(runs, results)
+    manage.wait(runs, results)
     failed = False
     for framework, run in zip(sides, runs, strict=True):
         (row,) = run.rows()

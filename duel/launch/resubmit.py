@@ -15,7 +15,7 @@ from duel import files
 from duel.catalogue import PAIRED
 from duel.files import Damaged
 from duel.job import Job
-from duel.launch import directives, display, jobs, reasons, state, submit
+from duel.launch import directives, display, manage, reasons, state, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
 from duel.record import CANCELLED, FINISHED, LOST, SKIPPED
@@ -44,8 +44,8 @@ def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> i
     """
     settle_interrupted(cluster, results, say)
     look = state.look(results)
-    chosen = jobs.select(look.runs, args, results)
-    named = {jobs.find(results, name).id for name in args.runs}
+    chosen = manage.select(look.runs, args, results)
+    named = {manage.find(results, name).id for name in args.runs}
     decisions = [_possible(d, cluster) for d in decide(chosen, look.runs, named, args.include)]
     for note in look.notes:
         say(f"not known: {note}")

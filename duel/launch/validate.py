@@ -9,7 +9,7 @@ from duel.catalogue import FRAMEWORKS, VALIDATE
 from duel.errors import UserError
 from duel.files import write_atomically
 from duel.job import Job
-from duel.launch import display, jobs, pretrained, submit
+from duel.launch import display, manage, pretrained, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView, Snapshot
 from duel.record import FINISHED
@@ -64,7 +64,7 @@ def validate(
                     verdicts.append(_verdict(benchmark, sides, ended, results, say))
             return not waiting
 
-        jobs.follow(results, runs, until)
+        manage.follow(results, runs, until)
     merge(results)
     return all(verdicts)
 

@@ -12,7 +12,7 @@ import numpy as np
 from duel import certificate, modes
 from duel.catalogue import PER_SAMPLE, TRAIN, USE_CASES
 from duel.evidence import ROUNDING
-from duel.measure import clock, evidence, parameters, parity, probes, timing
+from duel.measure import clock, evidence, parameters, probes, timing, validation
 from duel.measure.device import uncounted_memory
 from duel.measure.measurement import Columns, Measurement
 from duel.measure.preparing import initial_weights
@@ -23,14 +23,14 @@ REPEATED = 10  # steps that must give the same bits again, where they are asked 
 
 
 def prove(m: Measurement) -> Columns:
-    """Write all that a validation compares (``duel.measure.parity``), or what there was when a part of it raised."""
+    """Write all that a validation compares (``duel.measure.validation``), or what there was when a part raised."""
     given = initial_weights(m) if str(m.row.weights).endswith(SAFETENSORS) else None
     training, per_sample = (
         getattr(importlib.import_module(use_case.module), use_case.work)
         for use_case in (USE_CASES[TRAIN], USE_CASES[PER_SAMPLE])
     )
     size, seed = str(m.row.size), m.row.seed or 0
-    proof = parity.Proof(m.benchmark, size, m.device, seed, training, per_sample, m.shapes, given, m.say)
+    proof = validation.Proof(m.benchmark, size, m.device, seed, training, per_sample, m.shapes, given, m.say)
     try:
         proof.compute()
     finally:

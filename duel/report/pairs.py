@@ -11,7 +11,7 @@ from pathlib import Path
 from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, partners
 from duel.record import TERMINAL, Row
-from duel.report.statistics import Estimate, differs, estimate, noise_floor
+from duel.report.ratios import Estimate, differs, estimate, noise_floor
 from duel.results import Results
 from duel.table import read_rows
 

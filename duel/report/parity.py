@@ -1,6 +1,6 @@
 """Do both sides compute the same function? The bounds, and the comparison of what both sides of a validation wrote.
 
-``duel.measure.parity`` says what the arrays are, and by which names.
+``duel.measure.validation`` says what the arrays are, and by which names.
 """
 
 import json

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from duel import modes
 from duel.record import CELL
 from duel.report.pairs import Outcome, logs
-from duel.report.statistics import Estimate, change, estimate
+from duel.report.ratios import Estimate, change, estimate
 
 
 def waterfalls(found: Sequence[Outcome]) -> list[str]:

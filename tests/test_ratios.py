@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from duel.report.statistics import Estimate, change, differs, estimate, noise_floor
+from duel.report.ratios import Estimate, change, differs, estimate, noise_floor
 
 SIMULATIONS = 4000
 RATIO = 1.2

@@ -44,6 +44,35 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 def main(framework: str, arguments: list[str] | None = None) -> int:
     """The command line of ``<framework>/run.py``."""
+    parser = _parser(framework)
+    args = parser.parse(sys.argv[1:] if arguments is None else arguments)
+    try:
+        version = importlib.metadata.version(FRAMEWORKS[framework])
+    except importlib.metadata.PackageNotFoundError:
+        parser.error(
+            f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' makes an interpreter that has"
+        )
+    if args.run_folder is not None:
+        return _measure(args, version)
+    _check(parser, args)
+    # -u: what a crash leaves unwritten in a buffer is what one needs to read.
+    commands = {framework: [sys.executable, "-u", str(Path(sys.argv[0]).resolve())]}
+    if args.paired:
+        other, _, python = args.paired.partition("=")
+        if other not in FRAMEWORKS or other == framework or shutil.which(python) is None:
+            parser.error(f"--paired {args.paired}: another framework's name, '=' and its interpreter are valid")
+        commands[other] = [python, "-u", str(ROOT / other / "run.py")]
+    named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
+    options = {name: getattr(args, name) for name in named}
+    options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
+    try:
+        return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, commands)
+    except OSError as error:
+        print(f"{framework}/run.py: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
+        return USER_ERROR
+
+
+def _parser(framework: str) -> Parser:
     parser = Parser(prog=f"{framework}/run.py", description=f"Measure {framework} in this interpreter.")
     add_options(parser)
     parser.add_argument("--target", type=target_name, default="local", metavar="NAME", help="recorded in the rows")
@@ -56,29 +85,11 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", default="", help=argparse.SUPPRESS)
-    args = parser.parse(sys.argv[1:] if arguments is None else arguments)
-    try:
-        version = importlib.metadata.version(FRAMEWORKS[framework])
-    except importlib.metadata.PackageNotFoundError:
-        parser.error(
-            f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' makes an interpreter that has"
-        )
-    if args.run_folder is not None:
-        if args.cpus:  # before the framework makes its threads
-            os.sched_setaffinity(0, map(int, args.cpus.split(",")))
-        world = World(args.rank or 0, args.ranks or 1, args.local_rank or 0, args.meet)
-        try:
-            code = measure(Run(args.run_folder), args.row, args.data, args.device, version, world)
-        except FolderGoneError as error:
-            print(f"error: {error}", file=sys.stderr)
-            code = USER_ERROR
-        if world.size > 1:
-            # Threads of both frameworks' collectives outlive these, and now and then crash an interpreter that is taken
-            # down ("terminate called without an active exception"), or wait there for ranks that are gone.
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        return code
+    return parser
+
+
+def _check(parser: Parser, args: argparse.Namespace) -> None:
+    """End with an error for what is no job of this interpreter's."""
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are needed")
     check_use_cases(parser, args, (args.use_case,))
@@ -86,23 +97,25 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         parser.error(f"use case {args.use_case} needs several devices: --devices, and --nodes, say how many")
     if args.weights is not None and not args.weights.endswith(SAFETENSORS):
         parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
-    # -u: what a crash leaves unwritten in a buffer is what one needs to read.
-    commands = {framework: [sys.executable, "-u", str(Path(sys.argv[0]).resolve())]}
-    if args.paired:
-        other, _, python = args.paired.partition("=")
-        if other not in FRAMEWORKS or other == framework or shutil.which(python) is None:
-            parser.error(f"--paired {args.paired}: another framework's name, '=' and its interpreter are valid")
-        commands[other] = [python, "-u", str(ROOT / other / "run.py")]
-    options = {
-        name: getattr(args, name)
-        for name in ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size")
-    } | {name: getattr(args, name) for name in VARIANTS}
-    options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
+
+
+def _measure(args: argparse.Namespace, version: str) -> int:
+    """Measure one row, as one rank of it, in this very process."""
+    if args.cpus:  # before the framework makes its threads
+        os.sched_setaffinity(0, map(int, args.cpus.split(",")))
+    world = World(args.rank or 0, args.ranks or 1, args.local_rank or 0, args.meet)
     try:
-        return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, commands)
-    except OSError as error:
-        print(f"{framework}/run.py: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
-        return USER_ERROR
+        code = measure(Run(args.run_folder), args.row, args.data, args.device, version, world)
+    except FolderGoneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = USER_ERROR
+    if world.size > 1:
+        # Threads of both frameworks' collectives outlive these, and now and then crash an interpreter that is taken
+        # down ("terminate called without an active exception"), or wait there for ranks that are gone.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 class _Stopped(BaseException):
