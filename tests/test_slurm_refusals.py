@@ -268,60 +268,6 @@ def test_a_refusal_without_a_word_is_looked_up_among_the_limits(
     assert refusal.submit_limits(reached=False) == ["MaxSubmitJobs=2"]
 
 
-LOSING = """
-if [[ " $* " != *" --test-only "* && -e {flag} ]]; then
-    {after}
-    echo "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation" >&2
-    exit 1
-fi
-exec sbatch "$@"
-"""
-
-
-def losing_sbatch(site: Site, after: str) -> str:
-    """A line of cluster.yaml: a stand-in for sbatch whose message gets lost on its way, as long as a file is there.
-
-    A real controller that is paused has its message, and takes the job later.
-    """
-    flag = site.folder / "losing"
-    flag.touch()
-    site.stand_in("sbatch", LOSING.format(flag=flag, after=after.format(flag=flag)))
-    return f"    submit: {site.folder}/stand-in-sbatch\n"
-
-
-def test_a_message_that_got_lost_is_sent_again(site: Site) -> None:
-    site.target(*CPU, more=losing_sbatch(site, "rm {flag}"))
-    said = site.main(*MNIST)
-    assert said.count("It may have gone in all the same: looking for it") == 1
-    assert said.count("not sent, ") == 1
-    assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
-    assert len(site.results.runs()) == 2
-
-
-IMPATIENT = """
-import sys
-from duel.cli.main import main
-from duel.launch import sbatch
-sbatch.PATIENCE_SECONDS = 0.0
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_messages_that_get_lost_for_long_leave_runs_that_the_same_command_sends(site: Site) -> None:
-    site.target(*CPU, more=losing_sbatch(site, ":"))
-    driver = site.popen("-c", IMPATIENT, *MNIST)
-    said = driver.communicate(timeout=120)[0]
-    assert driver.returncode == 2, said
-    assert "the same command goes on with it later" in said
-    assert {status["state"] for status in site.statuses().values()} == {"queued"}
-    assert not site.jobs()
-    (site.folder / "losing").unlink()
-    runs = site.results.runs()
-    assert "going on with the submission of 2 jobs" in site.main(*MNIST)
-    assert site.results.runs() == runs
-    assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)
-
-
 # -- words and forms that were recorded, since they cannot be had here in seconds --
 
 CONFIG = "DNS SRV lookup failed; failed to fetch config; fatal: Could not establish a configuration source"
