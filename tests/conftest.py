@@ -291,7 +291,7 @@ def site(checkout: Path, slurm: SlurmCluster) -> Site:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slurm's tests first: they wait more than they compute, and behind the others a worker would wait with them."""
-    items.sort(key=lambda item: item.path.name != "test_slurm.py")
+    items.sort(key=lambda item: not item.path.name.startswith("test_slurm"))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
