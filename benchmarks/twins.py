@@ -22,6 +22,7 @@ cannot run with the installed packages is named with the reason. Exit code 1 if 
 """
 
 import argparse
+import functools
 import itertools
 import math
 import statistics
@@ -81,10 +82,13 @@ def jax_loops(benchmark: Any, training: Any, twin: Any, modes: list[str], folder
     for name, build in PUBLIC[benchmark.name].items():
         try:
             public = build(folder)
-            loops = {mode: publics[mode](public, batches, optimizer, jax, optax) for mode in modes}
-        except Exception as error:  # what another's code raises when it is built or compiled is why it cannot run
+            for mode in modes:
+                apply = functools.partial(public.apply, train=mode == "training")
+                jax.eval_shape(apply, public.parameters, public.rest, batches[0][0][0])
+        except Exception as error:  # what another's code raises when it is built or traced is why it cannot run
             yield f"{name} does not run here: {type(error).__name__}: {error}"
             continue
+        loops = {mode: publics[mode](public, batches, optimizer, jax, optax) for mode in modes}
         ours, theirs = (sum(leaf.size for leaf in jax.tree.leaves(t)) for t in (parameters, public.parameters))
         assert ours == theirs, f"{name} is another network: {theirs} parameters, the twin has {ours}"
         for mode, loop in loops.items():
@@ -144,7 +148,7 @@ def pytorch_loops(benchmark: Any, training: Any, twin: Any, modes: list[str]) ->
     without = {"mobilenet_v3_small": {"dropout": 0.0}, "efficientnet_b0": {"dropout": 0.0, "stochastic_depth_prob": 0}}
     constructor = getattr(torchvision.models, benchmark.torchvision)
     model = constructor(weights=None, **without.get(benchmark.name, {}))
-    optimizer = twin._optimizer(benchmark.optimizer, model)
+    optimizer = twin._optimizer(benchmark.optimizer, model, fused=False)
     batches = training._batches
 
     def twin_evaluation(steps: int) -> float:
