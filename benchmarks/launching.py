@@ -27,8 +27,8 @@ from duel import ROOT
 from duel.job import Job
 from duel.launch import cluster, script, slurm, submit
 from duel.launch.schema import Target
-from duel.record import FINISHED
 from duel.results import Results, Run
+from duel.states import FINISHED
 
 TARGET = """\
 default: site

@@ -10,7 +10,8 @@ from duel import variables
 from duel.catalogue import FRAMEWORK_DEFAULT, FRAMEWORKS
 from duel.certificate import DISPROVED
 from duel.modes import HANDICAPPED
-from duel.record import FINISHED, SKIPPED, Row
+from duel.record import Row
+from duel.states import FINISHED, SKIPPED
 
 if TYPE_CHECKING:  # numpy is loaded where evidence is judged: 'main.py status' does without
     from duel.evidence import Evidence

@@ -27,7 +27,7 @@ from duel.catalogue import (
     VALIDATE,
     WEAK,
 )
-from duel.record import STATUSES
+from duel.states import STATES
 
 # Options of some use cases alone, called as in ``duel.job.Job``, and of which.
 VARIANTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
@@ -268,7 +268,7 @@ def add_selection(parser: Parser, done: str) -> None:
     types: dict[str, Callable[[str], str]] = {
         "benchmark": benchmark_name,
         "framework": chosen("framework", (*FRAMEWORKS, "paired"), FRAMEWORK_SYNONYMS),
-        "state": chosen("state", STATUSES),
+        "state": chosen("state", STATES),
     }
     for name in FILTERS:
         parser.add_argument(f"--{name}", type=types.get(name, str), metavar="NAME", help=f"only runs of this {name}")

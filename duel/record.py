@@ -1,4 +1,4 @@
-"""The result record: one row per measured point, its columns with their units, and the words a status may have.
+"""The result record: one row per measured point, its columns with their units.
 
 ``results.csv`` has exactly the columns of ``Row``, in this order. A column without a value is empty in the CSV and has
 its reason in the column ``missing``; it is never zero.
@@ -15,11 +15,7 @@ from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.files import RUN_ID, Damaged, fitting
-
-QUEUED, RUNNING = "queued", "running"
-FINISHED, FAILED, CANCELLED, LOST, SKIPPED = "finished", "failed", "cancelled", "lost", "skipped"
-STATUSES = (QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, LOST, SKIPPED)
-TERMINAL = frozenset((FINISHED, FAILED, CANCELLED, LOST, SKIPPED))
+from duel.states import FINISHED, STATES
 
 # Two rows are repeats of each other exactly when all of these are equal, and a pair when all but the framework are.
 CELL = (
@@ -122,7 +118,7 @@ class Row:
     comparable: str | None = column(
         "COMPARABLE with the other side's row of the same pair and repeat, or in what it is not"
     )
-    status: str | None = column("one of: " + ", ".join(STATUSES))
+    status: str | None = column("one of: " + ", ".join(STATES))
     cause: str | None = column("why it is not finished, in words")
     why: str | None = column("the kind of that reason, such as 'input', 'code' or 'out of memory'")
     partial: str | None = column("of a row that ended early: on how much of the measurement its figures stand")
@@ -231,7 +227,7 @@ class Row:
 
     def check(self, name: str) -> None:
         """Raises Damaged, which begins with ``name``, where a column that others are chosen by has no valid value."""
-        for column_name, valid in (("status", STATUSES), ("framework", FRAMEWORKS), ("use_case", USE_CASES)):
+        for column_name, valid in (("status", STATES), ("framework", FRAMEWORKS), ("use_case", USE_CASES)):
             value = getattr(self, column_name)
             if value is not None and value not in valid:
                 raise Damaged(f"{name} is damaged: {column_name} {value!r}; valid: {', '.join(map(str, valid))}")

@@ -33,7 +33,8 @@ from typing import Any
 from duel import files
 from duel.errors import UserError
 from duel.files import RUN_ID, Damaged, process_started, utc, write_atomically
-from duel.record import FAILED, FINISHED, LOST, QUEUED, SKIPPED, TERMINAL, Row
+from duel.record import Row
+from duel.states import FAILED, FINISHED, LOST, QUEUED, SKIPPED, TERMINAL
 from duel.status import LaunchRecord, Owner, Progress, Status, plain
 
 NOBODY = Owner()

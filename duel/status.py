@@ -11,7 +11,7 @@ import msgspec
 
 from duel.files import FORMAT, process_started
 from duel.job import Job
-from duel.record import LOST, QUEUED, RUNNING, STATUSES
+from duel.states import LOST, QUEUED, RUNNING, STATES
 
 LOST_AFTER_SECONDS = 120.0
 HEARTBEAT_SECONDS = 5.0
@@ -32,7 +32,7 @@ CAUSES = (
     "never ran",
     "completed",  # Slurm calls the job completed, and the run has not reported its end
 )
-State = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STATUSES)})$")]
+State = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STATES)})$")]
 Why = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(CAUSES)})$")]
 Second = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # since 1970, or of a duration
 

@@ -10,8 +10,9 @@ from duel import certificate, comparability, files
 from duel.catalogue import VALIDATE
 from duel.errors import UserError
 from duel.files import RUN_ID, Damaged, locked, write_atomically
-from duel.record import COLUMNS, FINISHED, LOST, TERMINAL, Row
+from duel.record import COLUMNS, Row
 from duel.results import Results, by_time
+from duel.states import FINISHED, LOST, TERMINAL
 
 if TYPE_CHECKING:  # numpy is loaded where evidence is judged
     from duel.evidence import Evidence

@@ -11,8 +11,9 @@ from duel.job import Job
 from duel.launch import display
 from duel.measure import attempt, ranks
 from duel.measure.sinks import MetricsReader, MetricsWriter
-from duel.record import FAILED, FINISHED, RUNNING, Row
+from duel.record import Row
 from duel.results import Results, Run
+from duel.states import FAILED, FINISHED, RUNNING
 from duel.status import this_process
 
 CRASHING = """

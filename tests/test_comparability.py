@@ -12,9 +12,10 @@ from duel.certificate import DISPROVED, VERIFIED
 from duel.comparability import ALIKE, COMPARABLE, NOT_COMPARABLE, partners
 from duel.evidence import Evidence
 from duel.modes import HANDICAPPED
-from duel.record import FAILED, FINISHED, SKIPPED, Row
+from duel.record import Row
 from duel.report import pairs
 from duel.report.compare import standing
+from duel.states import FAILED, FINISHED, SKIPPED
 
 GOOD = Row(
     group="mnist_1-a",

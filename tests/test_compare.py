@@ -20,10 +20,11 @@ from duel.job import Job
 from duel.launch import cluster, display, manage, plan, state
 from duel.measure.supervisor import _print_verdicts
 from duel.modes import DEFAULT
-from duel.record import CANCELLED, FINISHED, QUEUED, RUNNING, Row
+from duel.record import Row
 from duel.report import compare
 from duel.report.command import paired_command
 from duel.results import Results, Run
+from duel.states import CANCELLED, FINISHED, QUEUED, RUNNING
 from duel.status import LaunchRecord, this_process
 from duel.table import merge
 

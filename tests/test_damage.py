@@ -32,8 +32,8 @@ from duel.job import Job
 from duel.launch import script, submit
 from duel.launch.schema import Cluster
 from duel.measure.supervisor import _Work
-from duel.record import FINISHED, LOST
 from duel.results import Results, Run
+from duel.states import FINISHED, LOST
 from duel.table import read_rows
 
 SECONDS = 10.0  # that a command may take

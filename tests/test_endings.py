@@ -14,8 +14,8 @@ from test_results import JOB, new_run
 
 from duel import table
 from duel.measure import supervisor
-from duel.record import FINISHED
 from duel.results import LITTER_SECONDS, Results
+from duel.states import FINISHED
 from duel.table import merge, read_rows
 
 DEAD = 2**22 - 1  # the number of no process

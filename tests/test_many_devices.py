@@ -18,8 +18,9 @@ from duel.job import Job
 from duel.measure import attempt, ranks
 from duel.measure import row as measuring
 from duel.measure.device import Device, World
-from duel.record import FINISHED, Row
+from duel.record import Row
 from duel.results import Results, Run
+from duel.states import FINISHED
 
 SMOKE = ("--preset", "smoke", "--device", "cpu")
 

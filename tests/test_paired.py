@@ -14,8 +14,9 @@ from conftest import Main, clean_environment, interpreter, rows_of
 from duel.catalogue import BENCHMARKS, PAIRED, PRESETS
 from duel.comparability import COMPARABLE, NOT_COMPARABLE
 from duel.job import Job
-from duel.record import FAILED, FINISHED, Row
+from duel.record import Row
 from duel.results import Results, Run
+from duel.states import FAILED, FINISHED
 from duel.table import merge
 
 # What a busy machine may add to a verdict; on a quiet one nothing of it is there.

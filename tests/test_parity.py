@@ -12,8 +12,9 @@ from conftest import Main, clean_environment, interpreter, rows_of
 from duel import certificate
 from duel.catalogue import BENCHMARKS, FRAMEWORK_DEFAULT, PRECISIONS
 from duel.certificate import STEPS
-from duel.record import FINISHED, Row
+from duel.record import Row
 from duel.report.parity import ZERO_GRADIENT, Deviation, deviations
+from duel.states import FINISHED
 
 Arrays = dict[str, np.ndarray]
 RATE = 0.1

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from duel.files import locked, process_started, write_atomically
 from duel.job import Job
-from duel.record import CELL, COLUMNS, NOT_YET, STATUSES, TERMINAL, Row
+from duel.record import CELL, COLUMNS, NOT_YET, Row
 from duel.results import Results, Run
+from duel.states import STATES, TERMINAL
 from duel.status import Owner, this_process
 from duel.table import merge, read_rows
 
@@ -293,5 +294,5 @@ def test_only_one_process_holds_a_lock(tmp_path: Path) -> None:
 
 
 def test_the_words_of_a_status() -> None:
-    assert set(STATUSES) == {"queued", "running", "finished", "failed", "cancelled", "lost", "skipped"}
-    assert set(STATUSES) - TERMINAL == {"queued", "running"}
+    assert set(STATES) == {"queued", "running", "finished", "failed", "cancelled", "lost", "skipped"}
+    assert set(STATES) - TERMINAL == {"queued", "running"}

@@ -159,7 +159,7 @@ FINISHING = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, os.getcwd())
-from duel.record import FINISHED
+from duel.states import FINISHED
 from duel.results import Results
 from duel.status import this_process
 from duel.files import utc

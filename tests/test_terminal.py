@@ -22,8 +22,8 @@ from duel.catalogue import FRAMEWORKS, PAIRED
 from duel.launch import display, state
 from duel.launch.views import RunView
 from duel.modes import DEFAULT
-from duel.record import FAILED, FINISHED, RUNNING
 from duel.results import Results, Run
+from duel.states import FAILED, FINISHED, RUNNING
 from duel.status import LaunchRecord, Progress, Status, this_process
 from duel.terminal import Table, plain
 

@@ -17,8 +17,9 @@ from wandb_server import Server
 
 from duel.errors import UserError
 from duel.launch import sync as syncing
-from duel.record import FINISHED, RUNNING, Row
+from duel.record import Row
 from duel.results import Run
+from duel.states import FINISHED, RUNNING
 from duel.status import this_process
 
 KEY = "0123456789abcdef0123456789abcdef01234567"  # made up, of the right shape

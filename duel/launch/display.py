@@ -9,7 +9,7 @@ from duel import terminal
 from duel.launch import reasons
 from duel.launch.state import user
 from duel.launch.views import SIGNALLED, RunView, Snapshot
-from duel.record import QUEUED, RUNNING
+from duel.states import QUEUED, RUNNING
 from duel.status import Status
 
 SHOWN = 20

@@ -20,8 +20,8 @@ from duel.job import Job
 from duel.launch import builds, local, manage, preflight, submit
 from duel.launch.environment import listed
 from duel.launch.schema import Cluster, Target
-from duel.record import FINISHED
 from duel.results import Results
+from duel.states import FINISHED
 
 PYTHON_NEEDED = (3, 11)
 PROBE_SECONDS = 120

@@ -19,8 +19,8 @@ from duel.files import process_started
 from duel.launch import submit
 from duel.launch.schema import Cluster
 from duel.launch.submit import Launch
-from duel.record import FAILED, QUEUED, TERMINAL
 from duel.results import Results, Run
+from duel.states import FAILED, QUEUED, TERMINAL
 from duel.status import Owner, this_process
 from duel.table import merge
 

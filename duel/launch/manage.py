@@ -17,8 +17,8 @@ from duel.launch import display, reasons, state
 from duel.launch.queue import elsewhere
 from duel.launch.views import RunView, Snapshot
 from duel.options import FILTERS, has_selection
-from duel.record import CANCELLED, FINISHED, QUEUED, SKIPPED, TERMINAL
 from duel.results import Results, Run
+from duel.states import CANCELLED, FINISHED, QUEUED, SKIPPED, TERMINAL
 
 TERMINATE_SECONDS = 60.0
 # A controller serves everyone: it is asked seldom, and more seldom the longer it takes.

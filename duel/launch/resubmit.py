@@ -18,8 +18,8 @@ from duel.job import Job
 from duel.launch import directives, display, manage, reasons, state, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
-from duel.record import CANCELLED, FINISHED, LOST, SKIPPED
 from duel.results import Results
+from duel.states import CANCELLED, FINISHED, LOST, SKIPPED
 
 MOST_ATTEMPTS = 3
 TAIL_LINES = 12

@@ -22,8 +22,8 @@ from duel.launch import queue, reasons, refusal, state
 from duel.launch.environment import environment
 from duel.launch.preflight import command
 from duel.launch.schema import Target
-from duel.record import FAILED, QUEUED
 from duel.results import Results, Run
+from duel.states import FAILED, QUEUED
 
 # sbatch itself tries for up to 120 s where the queue is full.
 SBATCH_SECONDS = 180

@@ -18,8 +18,8 @@ from duel.launch import intent, preflight, reasons, sbatch, submit
 from duel.launch.intent import Intent
 from duel.launch.schema import Cluster
 from duel.launch.submit import Launch
-from duel.record import CANCELLED, FAILED
 from duel.results import Results, Run
+from duel.states import CANCELLED, FAILED
 
 Say = Callable[[str], None]
 

@@ -16,8 +16,8 @@ from duel import files
 from duel.files import Damaged
 from duel.launch import intent, queue, reasons
 from duel.launch.views import RunView, Snapshot
-from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, TERMINAL
 from duel.results import Results, Run
+from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, TERMINAL
 from duel.status import LOST_AFTER_SECONDS, LaunchRecord, SlurmWord
 
 TAIL_BYTES = 4096

@@ -13,8 +13,8 @@ import msgspec
 from duel import files
 from duel.errors import UserError
 from duel.files import Damaged
-from duel.record import TERMINAL
 from duel.results import Run
+from duel.states import TERMINAL
 
 HEADER_BYTES = 7  # what wandb writes at once; the first records follow some 15 s later
 REQUEST_SECONDS = {"GRAPHQL": 10, "FILE_STREAM": 30, "FILE_TRANSFER": 30}

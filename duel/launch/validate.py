@@ -12,9 +12,9 @@ from duel.job import Job
 from duel.launch import display, manage, pretrained, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView, Snapshot
-from duel.record import FINISHED
 from duel.report import parity
 from duel.results import Results, Run
+from duel.states import FINISHED
 from duel.table import merge
 
 PRESETS = {"tiny": "smoke", "full": "standard"}

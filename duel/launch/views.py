@@ -8,8 +8,8 @@ from typing import Any
 from duel.catalogue import BENCHMARKS, VALIDATE
 from duel.job import Job
 from duel.launch import queue
-from duel.record import LOST, QUEUED, RUNNING, TERMINAL
 from duel.results import Run
+from duel.states import LOST, QUEUED, RUNNING, TERMINAL
 from duel.status import LaunchRecord, SlurmWord, Status, plain
 
 # Slurm keeps its record of a job for at least this long; older ones are not asked for again.

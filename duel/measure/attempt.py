@@ -19,8 +19,9 @@ from duel.files import utc
 from duel.measure import probes, ranks, timing
 from duel.measure.row import kind_of
 from duel.measure.sinks import MetricsReader, WandbSink
-from duel.record import FAILED, FINISHED, RUNNING, TERMINAL, Row
+from duel.record import Row
 from duel.results import Results, Run
+from duel.states import FAILED, FINISHED, RUNNING, TERMINAL
 from duel.status import HEARTBEAT_SECONDS, Progress
 
 POLL_SECONDS = 0.5

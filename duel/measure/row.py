@@ -20,8 +20,9 @@ from duel.measure import preparing, proving, timed
 from duel.measure.device import ALONE, World
 from duel.measure.measurement import Columns, Emit, Measurement, Skip
 from duel.measure.sinks import MetricsWriter
-from duel.record import FAILED, FINISHED, SKIPPED, Row
+from duel.record import Row
 from duel.results import Run
+from duel.states import FAILED, FINISHED, SKIPPED
 
 Stage = tuple[str, Callable[[Measurement], Columns]]
 _DEVICE: tuple[Stage, ...] = (("finding the device", preparing.find_device), ("", preparing.build))

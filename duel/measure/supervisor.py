@@ -31,8 +31,9 @@ from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_cases, folder_name, target_name
-from duel.record import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED, Row
+from duel.record import Row
 from duel.results import Results, Run
+from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED
 from duel.status import this_process
 from duel.table import evidence, merge
 

@@ -10,12 +10,13 @@ from duel.catalogue import USE_CASES
 from duel.certificate import VERIFIED
 from duel.comparability import COMPARABLE, judged
 from duel.modes import DEFAULT
-from duel.record import FINISHED, TERMINAL, Row
+from duel.record import Row
 from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
 from duel.report.tables import as_text, point, tables, varied_of
 from duel.report.waterfall import waterfalls
 from duel.results import Results, Run
+from duel.states import FINISHED, TERMINAL
 from duel.table import evidence, with_parity
 from duel.terminal import Table
 from duel.variables import recorded

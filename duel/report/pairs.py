@@ -10,9 +10,10 @@ from pathlib import Path
 
 from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, partners
-from duel.record import TERMINAL, Row
+from duel.record import Row
 from duel.report.ratios import Estimate, differs, estimate, noise_floor
 from duel.results import Results
+from duel.states import TERMINAL
 from duel.table import read_rows
 
 # What all repeats of one side have in common.

@@ -19,10 +19,11 @@ from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS
 from duel.comparability import COMPARABLE, NOT_COMPARABLE
 from duel.errors import UserError
 from duel.modes import MODES
-from duel.record import FINISHED, Row
+from duel.record import Row
 from duel.report.pairs import Outcome, outcomes, over_benchmarks
 from duel.report.waterfall import waterfalls
 from duel.results import Results
+from duel.states import FINISHED
 from duel.table import merge, read_rows, write_rows
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from duel.catalogue import FRAMEWORKS
-from duel.record import FINISHED, NOT_HERE, Row
+from duel.record import NOT_HERE, Row
 from duel.report.pairs import Outcome
+from duel.states import FINISHED
 from duel.terminal import Table
 
 SHOWN = (

@@ -1,0 +1,6 @@
+"""The words for where a run or a row stands."""
+
+QUEUED, RUNNING = "queued", "running"
+FINISHED, FAILED, CANCELLED, LOST, SKIPPED = "finished", "failed", "cancelled", "lost", "skipped"
+STATES = (QUEUED, RUNNING, FINISHED, FAILED, CANCELLED, LOST, SKIPPED)
+TERMINAL = frozenset((FINISHED, FAILED, CANCELLED, LOST, SKIPPED))
