@@ -34,8 +34,9 @@ FEWEST_BENCHMARKS = 3  # that a mean is made of
 class Outcome:
     """One planned point of a pair: what was found of how fast JAX is, as a multiple of PyTorch.
 
-    ``found`` and ``floor`` are None where no ratio is to be claimed; ``why`` says for what reason then. Pairs that are
-    comparable, but too few for a claim, have an ``indicative`` ratio.
+    ``found`` and ``floor`` are None where no ratio is to be claimed; ``why`` says for what reason then, ``barred``
+    whether that is because the pairs are not comparable. Comparable pairs that are too few for a claim have an
+    ``indicative`` ratio.
     """
 
     pairs: list[tuple[Row, Row]]
@@ -44,6 +45,7 @@ class Outcome:
     why: str
     break_even_steps: float | None = None
     indicative: float | None = None
+    barred: bool = False
 
     @property
     def benchmark(self) -> str:
@@ -80,7 +82,7 @@ class Outcome:
             return f"{self.faster} is faster" if self.faster else "no difference shown"
         if self.indicative is not None:
             return "indicative"
-        return NOT_COMPARABLE if self.why.startswith(NOT_COMPARABLE) else "no ratio"
+        return NOT_COMPARABLE if self.barred else "no ratio"
 
     @property
     def shown(self) -> bool:
@@ -92,7 +94,7 @@ class Outcome:
         """The verdict in one line of a table."""
         if self.shown:
             return f"{self.kind}: JAX / PyTorch {self.ratio}"
-        return self.why if self.kind == NOT_COMPARABLE else f"{self.kind}: {self.why}"
+        return self.why if self.barred else f"{self.kind}: {self.why}"
 
     @property
     def ratio(self) -> str:
@@ -145,9 +147,10 @@ def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
     if unfinished := [row for pair in pairs for row in pair if row.status not in TERMINAL]:
         sides = dict.fromkeys(f"{row.framework} is {row.status}" for row in unfinished)
         return Outcome(pairs, None, None, f"not all of it has finished: {', '.join(sides)}")
-    barred = list(dict.fromkeys(_barred(one) for one, _ in pairs if one.comparable != COMPARABLE))
+    barred = [one for one, _ in pairs if one.comparable != COMPARABLE]
     if barred:
-        return Outcome(pairs, None, None, "; ".join(barred))
+        words = "; ".join(dict.fromkeys(map(_barred, barred)))
+        return Outcome(pairs, None, None, words, barred=any(row.comparable for row in barred))
     if changed := _changed(pairs):
         return Outcome(pairs, None, None, f"{COMPARABLE}, but repeats differ: {', '.join(changed)}")
     if len(pairs) < CLAIM_PAIRS:

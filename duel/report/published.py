@@ -16,7 +16,7 @@ from typing import Any
 
 from duel import certificate
 from duel.catalogue import CLAIM_PAIRS, FRAMEWORKS, PRESETS
-from duel.comparability import COMPARABLE, NOT_COMPARABLE
+from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.modes import MODES
 from duel.record import Row
@@ -231,7 +231,7 @@ def _what(outcome: Outcome) -> list[str]:
 def _short(outcome: Outcome) -> str:
     """A cell of ``summary``."""
     if outcome.found is None:
-        return "not comparable" if outcome.why.startswith(NOT_COMPARABLE) else "no ratio"
+        return outcome.kind.lower()
     found = outcome.found
     return f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}] {outcome.faster or 'no difference shown'}"
 
@@ -245,5 +245,5 @@ def _line(outcome: Outcome) -> str:
     else:
         found = outcome.found
         figures = [f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}], {found.n} pairs", f"{outcome.floor:.3f}"]
-        figures.append(outcome.verdict.partition(":")[0])
+        figures.append(outcome.kind)
     return f"| {' | '.join([*_what(outcome), str(one.mode), *medians, *figures])} |"
