@@ -9,6 +9,7 @@ The door alone: the command line is duel/cli/. Any python3 may open it; what the
 """
 
 import importlib.util
+import io
 import os
 import sys
 
@@ -34,6 +35,9 @@ def _installed(name: str) -> bool:
 
 if __name__ == "__main__":
     enter_driver()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where whoever started us has closed it
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows '?' and no traceback
     from duel.cli.main import main
 
     sys.exit(main())

@@ -13,7 +13,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, BinaryIO, TextIO, TypeVar
 
 from duel.errors import UserError
 
@@ -65,8 +65,7 @@ def locked(path: Path, wait: bool, shared: bool = False) -> Iterator[TextIO | No
 
     The kernel frees it when the last process that has this very file open is dead.
     """
-    descriptor, _ = _open(path, os.O_RDWR | os.O_CREAT)
-    with open(descriptor, "r+") as file:
+    with open(_open(path, os.O_RDWR | os.O_CREAT), "r+") as file:
         held: TextIO | None = file
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
@@ -81,13 +80,8 @@ def read(path: Path, most: int = RECORD_BYTES, last: bool = False) -> bytes:
     Raises FileNotFoundError where there is none, and Damaged where it is a pipe, a device or a folder, may not be read,
     or is larger than ``most`` bytes: neither may keep a command waiting or fill its memory.
     """
-    try:
-        descriptor, size = _open(path, os.O_RDONLY)
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(path) from None
-    except OSError as error:
-        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from error
-    with open(descriptor, "rb") as file:
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
         if size > most:
             if not last:
                 raise Damaged(f"{path.name} has {size} bytes; at most {most} are valid")
@@ -95,14 +89,24 @@ def read(path: Path, most: int = RECORD_BYTES, last: bool = False) -> bytes:
         return file.read(most)
 
 
-def _open(path: Path, flags: int) -> tuple[int, int]:
-    """A descriptor of a regular file, and its size in bytes. Raises OSError, and Damaged for what is no such file."""
+def opened(path: Path) -> BinaryIO:
+    """A regular file of any size, to be read. Raises as ``read`` does."""
+    try:
+        descriptor = _open(path, os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
+    except OSError as error:
+        raise Damaged(f"{path.name} cannot be read: {error.strerror}") from error
+    return open(descriptor, "rb")
+
+
+def _open(path: Path, flags: int) -> int:
+    """A descriptor of a regular file. Raises OSError, and Damaged for what is no such file."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    about = os.fstat(descriptor)
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise Damaged(f"{path.name} is no regular file")
-    return descriptor, about.st_size
+    return descriptor
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Main, clean_environment, interpreter, rows_of
+from test_compare import STAMPS, job, make
+
+from duel.files import Damaged
+from duel.report import parity
+from duel.results import Results, Run
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 
@@ -140,3 +145,25 @@ def test_a_precision_that_the_device_lacks_is_a_skipped_row(main: Main, checkout
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = rows_of(checkout)
     assert (row["status"], row["cause"]) == ("skipped", "tf32 exists on gpu only; this is a cpu")
+
+
+def test_a_terminal_without_unicode_gets_question_marks_and_no_traceback(main: Main, checkout: Path) -> None:
+    run = make(Results(checkout / "results"), job("jax"), STAMPS[0])
+    run.write_row(run.read_row(0).replace(status="failed", cause="a folder named é"))
+    run.write_status(state="failed", cause="a folder named é")
+    said = main("status", "--all", PYTHONIOENCODING="ascii")
+    assert said.returncode == 0, said.stderr
+    assert "a folder named ?" in said.stdout
+
+
+def test_what_a_validation_wrote_is_damaged_where_it_is_no_such_file(tmp_path: Path) -> None:
+    run = Run(tmp_path / "jax_mnist_0-1")
+    run.folder.mkdir()
+    for content in (b"", b"PK\x03\x04half of it", b"\x93NUMPY\x01\x00v\x00"):
+        run.parity.write_bytes(content)
+        with pytest.raises(Damaged, match=r"parity\.npz is damaged"):
+            parity.unfinished({"jax": run})
+    run.parity.unlink()
+    os.mkfifo(run.parity)
+    with pytest.raises(Damaged, match="is no regular file"):
+        parity.unfinished({"jax": run})

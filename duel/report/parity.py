@@ -6,6 +6,7 @@
 import json
 import math
 import textwrap
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.certificate import FORMAT, RATE, STEPS
-from duel.files import utc
+from duel.files import Damaged, opened, utc
 from duel.results import Run
 
 Array = npt.NDArray[Any]
@@ -116,8 +117,12 @@ def certify(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 
 def _read(run: Run) -> Arrays:
-    with np.load(run.parity) as file:  # allow_pickle is off: nothing in it is executed
-        return dict(file)
+    """Raises Damaged where it is not what a validation writes."""
+    try:
+        with opened(run.parity) as file, np.load(file) as arrays:  # allow_pickle is off: nothing in it is executed
+            return dict(arrays)
+    except (ValueError, EOFError, zipfile.BadZipFile, TypeError) as error:
+        raise Damaged(f"{run.parity} is damaged: {error}") from error
 
 
 def unfinished(runs: Mapping[str, Run]) -> list[str]:
