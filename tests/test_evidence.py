@@ -49,7 +49,7 @@ class Linear:
 
 
 def recorded(work: Linear, policy: str = "fp32") -> Evidence:
-    recorder = Recorder(work, produced, SHAPES, 8, 1, policy, 0)
+    recorder = Recorder(work, produced, SHAPES, 8, 1, policy, 0, smooth=False)
     recorder.before()
     recorder.after(13)
     return recorder.evidence

@@ -123,7 +123,10 @@ def outputs(inputs: Images | Tokens | Molecules | Citations) -> int:
 
 
 class Recorder:
-    """Records the evidence of one row. ``elements`` are those of one step's result, ``batches`` those of the pool."""
+    """Records the evidence of one row.
+
+    ``elements`` are those of one step's result, ``batches`` those of the pool; ``smooth``: the network has no kinks.
+    """
 
     def __init__(
         self,
@@ -134,8 +137,10 @@ class Recorder:
         elements: int,
         policy: str,
         seed: int,
+        smooth: bool,
     ) -> None:
         self._work, self._run, self._shapes, self._batches, self._seed = work, run, shapes, batches, seed
+        self._smooth = smooth
         self._every = math.ceil(elements / MOST_ELEMENTS)
         self.evidence = Evidence(policy)
         self.step_seconds = math.inf  # of the fastest pass so far, with all that is recorded of a step
@@ -157,7 +162,7 @@ class Recorder:
         self._known("after", (start + self._batches // 2, start + 1))
 
     def _known(self, when: str, indexes: tuple[int, ...]) -> parameters.Arrays:
-        known = parameters.known(self._shapes, self._seed + 1)
+        known = parameters.known(self._shapes, self._seed + 1, self._smooth)
         self.evidence.floors[when] = self._record(when, known, indexes)
         policy = self.evidence.policy
         for trial in range(1, TRIALS.get(policy, 0) + 1):
