@@ -144,6 +144,8 @@ WEAK, STRONG = "weak", "strong"
 SCALINGS: Mapping[str, str] = MappingProxyType({WEAK: "the batch on each device", STRONG: "the batch over all devices"})
 
 CLAIM_PAIRS = 4  # the fewest that a ratio is claimed of
+CLAIM_SESSIONS = 3  # the fewest that an interval over sessions is made of
+SESSION_SECONDS = 3600  # what begins sooner on the same host, after the end of the last pair, is the same session
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         p.name: p

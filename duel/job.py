@@ -62,6 +62,9 @@ class Job:
     scaling: Word = WEAK  # of many devices
     mode: Word = DEFAULT
     size: Word | None = None  # of the benchmark; None: the preset's
+    pairs: Count | None = None  # of each point in a paired job; None: the preset's
+    session: Count = 1  # which of the sessions that one command has planned
+    delay: Annotated[int, msgspec.Meta(ge=0)] = 0  # seconds after its submission until it may begin
 
     def __post_init__(self) -> None:
         assert self.framework in (*FRAMEWORKS, PAIRED)
@@ -106,6 +109,8 @@ class Job:
             variants.append("batch_" + "_".join(map(str, self.batch_sizes)))
         variants += self.products
         variants += [f"microbatch_{self.microbatch}"] if self.microbatch else []
+        variants += [f"pairs_{self.pairs}"] if self.pairs else []
+        variants += [f"session_{self.session}"] if self.session > 1 else []
         if self.use_case in MANY:
             variants += [f"{self.nodes}x{self.devices_per_node}", *([self.scaling] if self.scaling != WEAK else [])]
         name = "_".join([self.benchmark, str(self.use_case), *variants])
@@ -130,6 +135,7 @@ class Job:
         options += ["--size", self.size] if self.size else []
         options += ["--mode", self.mode] if self.mode != DEFAULT else []
         options += ["--microbatch", str(self.microbatch)] if self.microbatch else []
+        options += ["--pairs", str(self.pairs)] if self.pairs else []
         if self.use_case in MANY:
             options += ["--nodes", str(self.nodes), "--devices", str(self.devices_per_node), "--scaling", self.scaling]
         return [*options, f"--weights={self.weights}"] if self.weights else options
@@ -138,12 +144,12 @@ class Job:
         """The planned rows: one for each repeat, batch size, product of per-sample gradients, and number of devices.
 
         On many devices, each is measured on one of them first: what its scaling is told by. A paired job's repeats are
-        pairs in the order A B B A: a drift of the machine meets both sides alike. What only the job can know is left
-        open.
+        pairs in the order A B B A, through all sessions: a drift of the machine meets both sides alike. What only the
+        job can know is left open.
         """
         preset = PRESETS[self.preset]
         paired = self.framework == PAIRED
-        repeats = 1 if self.use_case == VALIDATE else preset.pairs if paired else preset.repeats
+        repeats = 1 if self.use_case == VALIDATE else (self.pairs or preset.pairs) if paired else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
         missing = {"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {}
         module, many = USE_CASES[self.use_case].module, self.use_case in MANY
@@ -182,6 +188,7 @@ class Job:
             row.replace(
                 framework=framework,
                 repeat=repeat,
+                repeats=repeats,
                 point=point * len(counts) + place,
                 batch_size=size,
                 product=product,
@@ -189,7 +196,7 @@ class Job:
             ).replace(**count)
             for repeat in range(repeats)
             for point, (size, product) in enumerate(points)
-            for framework in (self.frameworks[::-1] if repeat % 2 else self.frameworks)
+            for framework in (self.frameworks[::-1] if (repeat + self.session - 1) % 2 else self.frameworks)
             for place, count in enumerate(counts)
         ]
 

@@ -23,6 +23,7 @@ from duel.catalogue import (
     PRESETS,
     PRODUCTS,
     SCALINGS,
+    SESSION_SECONDS,
     USE_CASES,
     VALIDATE,
     WEAK,
@@ -45,6 +46,8 @@ TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 SIZES = ("tiny", "full")
 MOST = 9_999_999  # of anything that is counted
+MOST_SESSIONS = 100
+SPACING, MOST_SPACING = 2 * 3600, 14 * 24 * 3600  # seconds from the start of a session to the next
 # Names that others have for ours.
 FRAMEWORK_SYNONYMS = {"torch": "pytorch", "pt": "pytorch", "flax": "jax", "xla": "jax"}
 PRECISION_SYNONYMS = {
@@ -112,11 +115,27 @@ def mode_or_waterfall(text: str) -> str:
     return text if text == modes.WATERFALL else mode(text)
 
 
-def count(text: str, what: str = "number") -> int:
+def count(text: str, what: str = "number", most: int = MOST) -> int:
     """A number from 1 on."""
-    if not re.fullmatch(r"[0-9]{1,18}", text) or not 1 <= int(text) <= MOST:
-        raise argparse.ArgumentTypeError(f"{what} {text!r}: whole numbers from 1 to {MOST} are valid")
+    if not re.fullmatch(r"[0-9]{1,18}", text) or not 1 <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{what} {text!r}: whole numbers from 1 to {most} are valid")
     return int(text)
+
+
+def sessions(text: str) -> int:
+    return count(text, most=MOST_SESSIONS)
+
+
+def spacing(text: str) -> int:
+    """Seconds between the starts of two sessions, of a number of hours or minutes."""
+    found = re.fullmatch(r"([0-9]{1,5})(h|m|min)", text)
+    seconds = int(found[1]) * (3600 if found[2] == "h" else 60) if found else 0
+    if not SESSION_SECONDS <= seconds <= MOST_SPACING:
+        raise argparse.ArgumentTypeError(
+            f"time {text!r}: hours or minutes such as 2h or 90m are valid, from {SESSION_SECONDS // 3600}h, "
+            f"below which two sessions are one, to {MOST_SPACING // 3600}h"
+        )
+    return seconds
 
 
 def check_use_cases(parser: argparse.ArgumentParser, args: argparse.Namespace, asked: tuple[int, ...]) -> None:

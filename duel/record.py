@@ -98,6 +98,7 @@ class Row:
     product: str | None = column("what is made of the per-sample gradients")
     microbatch: int | None = column("samples whose gradients are made at once on a device", "samples")
     repeat: int | None = column("which repeat of its cell within the run, from 0")
+    repeats: int | None = column("how many repeats of its cell the run has planned")
     dataset: str | None = column("where the samples came from; 'synthetic' is N(0,1) noise")
     seed: int | None = column("of weights and data")
     parameters: int | None = column("trainable parameters of the model")

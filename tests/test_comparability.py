@@ -13,9 +13,7 @@ from duel.comparability import ALIKE, COMPARABLE, NOT_COMPARABLE, partners
 from duel.evidence import Evidence
 from duel.modes import HANDICAPPED
 from duel.record import Row
-from duel.report import pairs
-from duel.report.compare import standing
-from duel.states import FAILED, FINISHED, SKIPPED
+from duel.states import FAILED, FINISHED
 
 GOOD = Row(
     group="mnist_1-a",
@@ -46,6 +44,7 @@ GOOD = Row(
     accuracy=0.9,
     clock_mhz=1980.0,
     throughput=100.0,
+    throughput_unit="images/s",
     compile_seconds=2.0,
     first_step_seconds=0.5,
     step_seconds_p50=0.01,
@@ -73,10 +72,6 @@ def verdict(one: Row, other: Row) -> str:
 
 def judged(rows: list[Row]) -> list[Row]:
     return comparability.judged(rows, alike)
-
-
-def outcomes(rows: list[Row]) -> list[pairs.Outcome]:
-    return pairs.outcomes(judged(rows))
 
 
 def test_two_rows_that_agree_are_comparable_in_either_order() -> None:
@@ -226,108 +221,6 @@ def test_rows_without_a_partner_stay_as_they_are() -> None:
     assert judged([GOOD]) == [GOOD]
     one, other = judged([GOOD, dataclasses.replace(OTHER, row=1)])
     assert one.comparable == other.comparable == COMPARABLE
-
-
-def sides(ratios: list[float], **change: Any) -> list[Row]:
-    rows = []
-    for repeat, ratio in enumerate(ratios):
-        rows.append(dataclasses.replace(GOOD, repeat=repeat, row=2 * repeat, throughput=100.0 * ratio))
-        rows.append(dataclasses.replace(OTHER, repeat=repeat, row=2 * repeat + 1, **change))
-    return rows
-
-
-def test_a_ratio_comes_with_its_interval_the_noise_floor_and_a_verdict() -> None:
-    (found,) = outcomes(sides([1.50, 1.52, 1.49, 1.51]))
-    assert found.verdict.startswith("JAX is faster: JAX / PyTorch 1.505, 95 % interval 1.4")
-    assert "4 pairs, noise floor 1.0" in found.verdict
-
-
-def test_what_was_measured_again_is_said() -> None:
-    rows = sides([1.5] * 4)
-    more = [dataclasses.replace(rows[0], foreign_load=0.3), *rows]
-    said = standing(outcomes(more), more)
-    assert said[-1] == "not counted: 1 that failed or were disturbed, and were measured again"
-    assert "not counted" not in "".join(standing(outcomes(rows), rows))
-
-
-def test_within_the_noise_there_is_no_difference() -> None:
-    (found,) = outcomes(sides([1.03, 0.97, 1.02, 0.99]))
-    assert found.verdict.startswith("no difference shown: ")
-
-
-def test_one_pair_that_is_not_comparable_bars_all_of_them() -> None:
-    """To leave it out would choose among results."""
-    rows = sides([1.5, 1.5, 1.5, 1.5])
-    rows[3] = dataclasses.replace(rows[3], weights_sha256="c" * 64)
-    (found,) = outcomes(rows)
-    assert found.found is None
-    assert found.verdict == f"no ratio: {NOT_COMPARABLE}: weights_sha256 (aaaaaaaaaaaa | cccccccccccc)"
-
-
-def test_what_neither_side_can_do_has_its_reason() -> None:
-    rows = [dataclasses.replace(row, status=SKIPPED, cause="tf32 exists on gpu only") for row in sides([1.5])]
-    (found,) = outcomes(rows)
-    assert found.verdict == "no ratio: skipped on both sides: tf32 exists on gpu only"
-    (found,) = outcomes([rows[0], sides([1.5])[1]])
-    assert found.verdict == f"no ratio: {NOT_COMPARABLE}: status (jax: skipped: tf32 exists on gpu only)"
-
-
-@pytest.mark.parametrize(
-    ("ratios", "change", "stands_on"),
-    [
-        ([1.5], {}, "one pair, measured in turn"),
-        ([1.5], {"run_id": "other"}, "one process each, not in turn"),
-        ([1.5, 6.0], {}, "2 pairs, measured in turn"),
-        ([1.5, 6.0], {"run_id": "other"}, "2 processes each, not in turn"),
-    ],
-)
-def test_too_few_pairs_make_an_indicative_ratio_and_no_claim(
-    ratios: list[float], change: dict[str, str], stands_on: str
-) -> None:
-    (found,) = outcomes(sides(ratios, **change))
-    ratio = "1.5" if len(ratios) == 1 else "3"  # the geometric mean
-    assert found.verdict == f"indicative: JAX / PyTorch {ratio} ({stands_on}, no interval: not a verdict)"
-    assert (found.found, found.faster, found.short) == (None, "", f"indicative: JAX / PyTorch {ratio}")
-    assert found.why.endswith("4 are needed: --paired and preset standard or publication")
-
-
-def test_pairs_that_are_not_comparable_have_no_indicative_ratio_either() -> None:
-    (found,) = outcomes(sides([1.5], weights_sha256="c" * 64))
-    assert not found.shown
-    assert found.short == found.why == f"{NOT_COMPARABLE}: weights_sha256 (aaaaaaaaaaaa | cccccccccccc)"
-
-
-def test_the_noise_floor_is_made_of_as_many_pairs_of_one_side_with_itself() -> None:
-    rows = sides([1.0, 1.1, 1.0, 1.1])
-    one_sided = pairs._same_side(partners(rows))
-    assert one_sided == pytest.approx([-math.log(1.1), -math.log(1.1), 0.0, 0.0])
-
-
-def test_repeats_of_a_side_must_have_been_alike() -> None:
-    rows = sides([1.5] * 4)
-    rows[4] = dataclasses.replace(rows[4], packages_sha256="d" * 64)
-    (found,) = outcomes(rows)
-    assert found.verdict == "no ratio: COMPARABLE, but repeats differ: packages_sha256 of jax"
-
-
-def test_over_several_benchmarks_the_geometric_mean_counts_each_once() -> None:
-    def measured(benchmark: str, point: int, ratio: float) -> list[Row]:
-        change = {"benchmark": benchmark, "group": benchmark, "point": point}
-        return [dataclasses.replace(row, **change) for row in sides([ratio] * 4)]
-
-    rows = [*measured("mnist", 0, 2.0), *measured("mnist", 1, 8.0), *measured("gcn", 0, 1.0), *measured("bert", 0, 2.0)]
-    ((name, found),) = pairs.over_benchmarks(outcomes(rows)).items()
-    assert name == "train_single, full, fp32, default"
-    assert (found.ratio, found.n) == (pytest.approx(2.0), 3)  # the third root of 4 times 1 times 2
-    assert found.low < 1 < found.high
-    assert pairs.over_benchmarks(outcomes(rows[:-8])) == {}
-
-
-def test_a_slower_start_is_made_up_for_after_some_steps() -> None:
-    (found,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.02))
-    assert found.break_even_steps == pytest.approx(2.0 / 0.01)
-    (never,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.005))
-    assert never.break_even_steps is None
 
 
 def test_every_field_that_is_compared_is_a_column() -> None:

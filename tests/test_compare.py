@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Main
-from test_comparability import GOOD, alike, judged, outcomes
+from test_comparability import GOOD, alike, judged
+from test_pairs import outcomes
 
 from duel import terminal
 from duel.catalogue import FRAMEWORKS, INFERENCE, PAIRED, PRESETS, VALIDATE, WEAK
@@ -250,7 +251,7 @@ def test_status_shows_what_the_pair_of_a_finished_run_came_to(results: Results) 
         alone.id: "",
         f"jax_mnist_5-{STAMPS[2]}": "4 points: 4 NOT COMPARABLE",
         f"pytorch_mnist_5-{STAMPS[2]}": "4 points: 4 NOT COMPARABLE",
-        paired.id: "no difference shown: JAX / PyTorch 1.000 [1.000, 1.000]",
+        paired.id: "equal within 5 %: JAX / PyTorch 1.000 [1.000, 1.000] within this session",
     }
     assert "  finished  -    indicative: JAX / PyTorch 1.5\n" in str(display.table(seen))
 

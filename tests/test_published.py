@@ -7,28 +7,41 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from test_comparability import alike, judged, sides
+from golden import regenerate
+from test_comparability import alike, judged
+from test_pairs import sides
 
 from duel import certificate, table
 from duel.catalogue import BENCHMARKS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
-from duel.report import published
+from duel.report import points, published
 from duel.report.pairs import outcomes
+from duel.report.sessions import over_sessions
 from duel.results import Results
 from duel.table import read_rows, write_rows
 
-README = f"# Some page\n\n{published.BEGIN}\nold\n{published.END}\n\nmore\n"
 NAMES = {"device_name": "some processor", "device_kind": "cpu", "git_sha": "0" * 40, "git_dirty": False, "pair": "p1"}
-NAMES |= {"code_sha256": "c" * 64}
+NAMES |= {"code_sha256": "c" * 64, "cpus": 2, "target": "local"}
 CERTIFICATE = {"format": certificate.FORMAT, "code_sha256": "c" * 64, "weights_sha256": ["a" * 64], "passed": True}
 CERTIFICATE |= {"versions": {"jax": {}, "pytorch": {}}, "precisions": ["fp32"], "failures": []}
 
 
 def rows(ratios: list[float], **change: object) -> list[Row]:
     named = [dataclasses.replace(row, **NAMES) for row in sides(ratios)]
-    return judged([dataclasses.replace(row, started="2026-11-22T02:00:00Z", **change) for row in named])
+    times = {"started": "2026-11-22T02:00:00Z", "ended": "2026-11-22T02:01:00Z"}
+    return judged([dataclasses.replace(row, **times | change) for row in named])
+
+
+def sessions(means: list[float], **change: object) -> list[list[Row]]:
+    """Of one point, three hours apart, each of four pairs."""
+    found = []
+    for number, mean in enumerate(means):
+        names = {"group": f"g{number}", "run_id": f"paired_mnist_1-{number}"}
+        names |= {name: f"2026-11-22T{3 * number:02d}:0{minute}:00Z" for name, minute in (("started", 0), ("ended", 1))}
+        found.append(rows([mean, 1.01 * mean, mean, 1.01 * mean], **names | change))
+    return found
 
 
 @pytest.fixture
@@ -38,21 +51,21 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     for folder in ("runs", "parity"):
         (found.folder / folder).mkdir(parents=True)
     (found.folder / "parity" / "mnist-full-cpu.json").write_text(json.dumps(CERTIFICATE))
-    (tmp_path / "README.md").write_text(README)
     return found
 
 
 def publish(results: Results, *measured: list[Row], name: str = "cpu") -> list[str]:
     said: list[str] = []
     write_rows(results.csv, [row for some in measured for row in some])
-    published.publish(name, results, results.folder.parent / "README.md", said.append)
+    published.publish(name, results, said.append)
     return said
 
 
 def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_of_them(results: Results) -> None:
-    measured = rows([1.50, 1.52, 1.49, 1.51])
-    run = results.run(str(measured[0].run_id))
-    run.create(measured)
+    measured = sessions([1.50, 1.52, 1.49])
+    run = results.run(str(measured[0][0].run_id))
+    run.create(measured[0], script="#!/bin/sh\ncd " + str(ROOT) + "\n")
+    (run.folder / "environment.json").write_text(json.dumps({"interpreter": f"{ROOT}/.venv/jax/bin/python"}))
     events = [
         {"event": "loss", "row": 0, "loss": 1.0},
         {"event": "calls", "row": 0, "time": 1.0, "seconds": [0.1]},
@@ -60,29 +73,28 @@ def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_
         {"event": "block", "row": 0, "step_seconds": 0.02, "throttles": ["hot"]},
     ]
     run.metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
-    said = publish(results, measured)
+    said = publish(results, *measured)
     folder = results.folder / "published" / "cpu"
-    assert said == ["results/published/cpu: 8 rows, 8 of them new"]
+    assert said == ["results/published/cpu: 24 rows, 24 of them new"]
     kept = read_rows(folder / "results.csv")
     assert {row.comparable for row in kept} == {COMPARABLE}
-    assert [row.throughput for row in kept] == [row.throughput for row in measured]
-    first, second, *_ = (folder / "samples" / "paired_mnist_1-a.jsonl").read_text().splitlines()
+    assert [row.throughput for row in kept] == [row.throughput for session in measured for row in session]
+    first, second, *_ = (folder / "runs" / run.id / "samples.jsonl").read_text().splitlines()
     blocks = {"step_seconds": [0.01, 0.02], "throttles": [None, ["hot"]]}
     assert json.loads(first) == {"row": 0, "calls": {"seconds": [0.1]}, "blocks": blocks}
     assert json.loads(second) == {"row": 1, "blocks": {}}
+    assert (folder / "runs" / run.id / "script.sh").read_text() == "#!/bin/sh\ncd .\n"
+    kept_environment = json.loads((folder / "runs" / run.id / "environment.json").read_text())
+    assert kept_environment == {"interpreter": "./.venv/jax/bin/python"}
     assert json.loads((folder / "parity" / "mnist-full-cpu.json").read_text()) == CERTIFICATE
-    text = (results.folder.parent / "README.md").read_text()
-    assert text.startswith("# Some page\n")
-    assert text.endswith("\n\nmore\n")
-    assert "old" not in text
-    assert "some processor (cpu, " in text
-    assert re.search(r"\| mnist \(full, fp32\) \| train_single \| 64 \| 1\.505 \[1\.4.*\] JAX \|", text)
+    text = published.summaries(results)
+    assert "some processor (cpu, 2 CPUs)" in text
+    assert re.search(r"\| mnist \(full, fp32\) \| train_single \| 64 \| 1\.511 \[1\.4.*\] JAX \|", text)
     text = (folder / "README.md").read_text()
-    assert re.search(
-        r"\| mnist \(full, fp32\) \| train_single \| 64 \| default \| 150\.5 .* \| 100 .* \| 1\.505 \[1\.4.*4 pairs \|",
-        text,
+    row = (
+        r"\| mnist \(full, fp32\) \| train_single \| 64 \| default \| 151.* \| 100 .* \| 1\.511 \[1\.4.*\], 12 pairs, "
     )
-    assert "| JAX is faster |" in text
+    assert re.search(row + r"over 3 sessions \| 1\.4.* to 1\.5.* \| 1\.0.* \| JAX is faster \|", text)
 
 
 def test_a_pair_that_is_not_comparable_is_published_without_a_ratio_and_with_the_reason(results: Results) -> None:
@@ -90,26 +102,42 @@ def test_a_pair_that_is_not_comparable_is_published_without_a_ratio_and_with_the
     measured[1] = dataclasses.replace(measured[1], weights_sha256="c" * 64)
     (results.folder / "parity" / "mnist-full-cpu.json").unlink()  # nobody has proved anything
     publish(results, judged(measured))
-    assert "| not comparable |" in (results.folder.parent / "README.md").read_text()
+    assert "| not comparable |" in published.summaries(results)
     text = (results.folder / "published" / "cpu" / "README.md").read_text()
-    assert "| - | - | NOT COMPARABLE: weights_sha256 (" in text
+    assert "| - | - | - | NOT COMPARABLE: weights_sha256 (" in text
 
 
-def test_modes_stand_beside_each_other_in_readme(results: Results) -> None:
+def test_modes_stand_beside_each_other_in_readme_and_one_session_is_called_so(results: Results) -> None:
     tuned = rows([0.9, 1.1, 0.9, 1.1], pair="p2", mode="tuned", group="other", run_id="paired_mnist_1-b")
-    publish(results, rows([1.50, 1.52, 1.49, 1.51]), tuned)
-    text = (results.folder.parent / "README.md").read_text()
+    publish(results, *sessions([1.50, 1.52, 1.49]), tuned)
+    text = published.summaries(results)
     assert "| benchmark | use case | batch | default | tuned |" in text
-    assert re.search(r"\| 64 \| 1\.505 \[.*\] JAX \| 0\.995 \[.*\] no difference shown \|", text)
+    assert re.search(r"\| 64 \| 1\.511 \[.*\] JAX \| 0\.995 \[.*\] within this session \|", text)
+    page = (results.folder / "published" / "cpu" / "README.md").read_text()
+    assert re.search(r"\| tuned \| .* \| no verdict within this session \|", page)
 
 
-def test_what_was_measured_again_takes_the_place_of_what_was_there(results: Results) -> None:
-    publish(results, rows([1.5] * 4))
-    other = rows([1.2] * 4, pair="p2", use_case=5, group="other", run_id="paired_mnist_5-a")
-    again = rows([1.1, 1.12, 1.1, 1.11], group="again", run_id="paired_mnist_1-b")
-    assert publish(results, other, again)[-1].endswith("16 rows, 16 of them new")
-    kept = read_rows(results.folder / "published" / "cpu" / "results.csv")
-    assert {row.run_id for row in kept} == {"paired_mnist_1-b", "paired_mnist_5-a"}
+def test_what_is_published_again_is_added_and_nothing_is_taken_out(results: Results) -> None:
+    first, *others = sessions([1.5, 1.1, 1.3])
+    publish(results, first)
+    assert publish(results, first, *others)[-1].endswith("24 rows, 16 of them new")
+    folder = results.folder / "published" / "cpu"
+    (line,) = points.read(folder / "ratios.csv")
+    assert (line.sessions, line.pairs, line.interval) == (3, 12, "over 3 sessions")
+    with pytest.raises(UserError, match="all that could be is there already"):
+        publish(results, first, *others)
+
+
+def test_a_point_of_a_run_may_be_published_later_than_another(results: Results) -> None:
+    first, later = rows([1.5] * 4), rows([1.2] * 4, point=1, pair="p2", batch_size=128)
+    later = [dataclasses.replace(row, row=8 + (row.row or 0)) for row in later]
+    run = results.run(str(first[0].run_id))
+    run.create([*first, *later])
+    run.metrics.write_text(json.dumps({"event": "block", "row": 0, "step_seconds": 0.01}) + "\n")
+    publish(results, first, [dataclasses.replace(row, git_dirty=True) for row in later])
+    assert publish(results, first, later)[-1].endswith("16 rows, 8 of them new")
+    samples = results.folder / "published" / "cpu" / "runs" / run.id / "samples.jsonl"
+    assert [json.loads(line)["row"] for line in samples.read_text().splitlines()] == list(range(16))
 
 
 def test_what_others_disturbed_is_published_beside_what_was_measured_instead(results: Results) -> None:
@@ -149,7 +177,7 @@ def test_a_folder_is_of_one_device(results: Results) -> None:
 @pytest.mark.parametrize(
     ("ratios", "change", "words"),
     [
-        ([1.5], {"preset": "smoke"}, "1 pairs of preset smoke: --paired with standard, publication is valid"),
+        ([1.5], {"preset": "smoke"}, "preset smoke, in turn: --paired with standard or publication is valid"),
         ([1.5] * 4, {"git_dirty": True}, "the code that ran was no commit"),
     ],
 )
@@ -159,27 +187,25 @@ def test_what_claims_nothing_is_left_out_with_its_reason(
     write_rows(results.csv, rows(ratios, **change))
     said: list[str] = []
     with pytest.raises(UserError, match="nothing to publish"):
-        published.publish("cpu", results, results.folder.parent / "README.md", said.append)
+        published.publish("cpu", results, said.append)
     assert said == [f"left out: paired_mnist_1-a: {words}"]
 
 
-def test_bad_names_and_pages_without_marks_are_refused(results: Results) -> None:
+def test_bad_names_are_refused(results: Results) -> None:
     for name in ("../cpu", "CPU", "", "a b"):
         with pytest.raises(UserError, match="small letters, digits"):
-            published.publish(name, results, results.folder.parent / "README.md", print)
-    (results.folder.parent / "README.md").write_text("no marks")
-    with pytest.raises(UserError, match="the marks <!-- results -->"):
-        publish(results, rows([1.5] * 4))
+            published.publish(name, results, print)
 
 
 def test_the_tables_are_of_the_published_records() -> None:
     """Of the repository itself: nobody has edited them by hand."""
-    text = (ROOT / "README.md").read_text()
-    results = Results(ROOT / "results")
-    assert text.partition(published.BEGIN + "\n")[2].partition(published.END)[0] == published.summaries(results)
+    shown = (ROOT / "README.md").read_text().partition("<!-- results -->\n")[2].partition("<!-- /results -->")[0]
+    assert shown == published.summaries(Results(ROOT / "results")), regenerate.REMEDY
     for file in sorted((ROOT / "results" / "published").glob("*/results.csv")):
-        assert (file.parent / "README.md").read_text() == f"# {file.parent.name}\n\n{published.table(read_rows(file))}"
-        for outcome in outcomes(read_rows(file)):
-            assert outcome.pairs[0][0].benchmark in BENCHMARKS
+        found = over_sessions(outcomes(read_rows(file)))
+        assert points.read(file.parent / points.NAME) == points.lines(found)
+        assert (file.parent / "README.md").read_text() == published.page(file.parent)
+        for outcome in found:
+            assert outcome.row.benchmark in BENCHMARKS
             sides = [row for pair in outcome.pairs for row in pair]
             assert outcome.found is None or {certificate.verdict(row, file.parent) for row in sides} == {"verified"}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from conftest import Main
-from test_comparability import outcomes, sides
+from test_pairs import outcomes, sides
 
 from duel import modes
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, USE_CASES

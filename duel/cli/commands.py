@@ -24,7 +24,7 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
 
     described = cluster.load(ROOT / "cluster.yaml")
     jobs = plan.jobs(args, described, results)
-    if len(args.benchmark) * len(args.use_case) > 1 or len({job.mode for job in jobs}) > 1:
+    if len(args.benchmark) * len(args.use_case) > 1 or len({(job.mode, job.session) for job in jobs}) > 1:
         terminal.show(plan.table(jobs))
     if args.dry_run:
         target = described.targets[jobs[0].target]
@@ -145,7 +145,7 @@ def validate(args: argparse.Namespace, results: "Results") -> int:
 def publish(args: argparse.Namespace, results: "Results") -> int:
     from duel.report import published
 
-    published.publish(args.name, results, ROOT / "README.md", say)
+    published.publish(args.name, results, say)
     return 0
 
 

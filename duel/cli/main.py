@@ -24,6 +24,8 @@ from duel.options import (
     benchmark_names,
     check_use_cases,
     chosen,
+    sessions,
+    spacing,
     target_name,
     weights_source,
 )
@@ -46,6 +48,15 @@ def _submit_options(parser: Parser) -> None:
         help=f"only this side: {' or '.join(FRAMEWORKS)} (default: both)",
     )
     start.add_argument("--paired", action="store_true", help="one script that measures both in turn, for a verdict")
+    start.add_argument(
+        "--sessions",
+        type=sessions,
+        metavar="N",
+        help="with --paired: spread the preset's pairs over N sessions (default: 1)",
+    )
+    start.add_argument(
+        "--spacing", type=spacing, metavar="TIME", help="from the start of a session to the next (default: 2h)"
+    )
     start.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
     start.add_argument("--wait", action="store_true", help="show progress, and at the end the comparison")
 
@@ -61,6 +72,10 @@ def _check_submit(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--paired measures both frameworks; leave out --framework, or --paired")
     if args.mode == WATERFALL and not args.paired:
         parser.error(f"--mode {WATERFALL} needs --paired")
+    if args.sessions and not args.paired:
+        parser.error("--sessions needs --paired: a session is pairs that are measured in turn")
+    if args.spacing and not args.sessions:
+        parser.error("--spacing needs --sessions")
     if VALIDATE in args.use_case:
         parser.error("a validation is also compared: 'main.py validate --benchmark NAME' does both")
     if args.dry_run and args.wait:

@@ -22,7 +22,7 @@ options that start jobs ('{program} submit --help' explains them)
           --microbatch  --weights
   how     --preset  --precision  --mode
   where   --target  --device  --nodes  --devices  --scaling
-  start   --framework  --paired  --dry_run  --wait
+  start   --framework  --paired  --sessions  --spacing  --dry_run  --wait
 
 commands ('{program} COMMAND --help' explains one)
 {commands}

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 from duel import terminal
 from duel.launch import reasons
@@ -30,10 +31,22 @@ def describe(seen: RunView) -> str:
         if slurm:
             start = reasons.when(slurm.start, time.time())
             return slurm.words + (f"; {start}" if start and slurm.kind == reasons.WAITING else "")
-        return seen.note or seen.status.phase or "waits for its turn"
+        return seen.note or seen.status.phase or _session(seen) or "waits for its turn"
     words = seen.status.cause or seen.verdict
     explained = seen.status.why in SIGNALLED and slurm is not None and slurm.words
     return f"{words}: {slurm.words}" if slurm and explained else words
+
+
+def _session(seen: RunView) -> str:
+    """Until when a run on this machine waits that is of a later session; empty where its time has come."""
+    if seen.job is None or not seen.job.delay:
+        return ""
+    try:
+        start = datetime.fromisoformat(seen.status.queued) + timedelta(seconds=seen.job.delay)
+        due = start.timestamp() <= time.time()
+    except (ValueError, OverflowError):  # somebody has changed its records
+        return ""
+    return "" if due else f"waits for its session; {reasons.when(start.astimezone().isoformat(), time.time())}"
 
 
 def _doing(status: Status) -> str:

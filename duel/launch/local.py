@@ -9,6 +9,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,6 +28,7 @@ from duel.table import merge
 GO = b"go\n"
 LOG_TAIL_BYTES = 4096
 MOST_PROOFS = 4  # at once: each takes up to 2 GiB
+LOOK_SECONDS = 10.0  # between two looks at whether a run that waits for its session was cancelled
 
 
 def check_interpreter(python: str, framework: str, where: str) -> str:
@@ -101,19 +103,23 @@ def start(runs: list[Run]) -> None:
 
 
 def work(runs: list[Run], results: Results) -> None:
-    """Run each script that is still queued; a failure of one does not stop the next.
+    """Run each script that is still queued, not before its time; a failure of one does not stop the next.
 
     Small proofs side by side, and all else one after the other.
     """
+    began = time.time()
     planned = [run.launch().job for run in runs]
+    starts = [began + job.delay if job else began for job in planned]
     proofs = all(job is not None and job.small_proof for job in planned)
     at_once = min(os.cpu_count() or 1, MOST_PROOFS) if proofs else 1
     with ThreadPoolExecutor(at_once) as workers:
-        for done in [workers.submit(_run, run, results) for run in runs]:
+        for done in [workers.submit(_run, run, results, start) for run, start in zip(runs, starts, strict=True)]:
             done.result()
 
 
-def _run(run: Run, results: Results) -> None:
+def _run(run: Run, results: Results, start: float) -> None:
+    while run.stored_status().state == QUEUED and (left := start - time.time()) > 0:
+        time.sleep(min(left, LOOK_SECONDS))
     if run.stored_status().state != QUEUED:
         return  # cancelled meanwhile
     with open(run.launcher_log, "ab") as log:

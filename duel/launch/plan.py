@@ -1,6 +1,8 @@
 """From the command line to the jobs: benchmarks times use cases times frameworks, as far as the target goes."""
 
 import argparse
+import dataclasses
+import math
 from typing import Any
 
 from duel import modes
@@ -8,7 +10,7 @@ from duel.catalogue import DEVICE_KINDS, FRAMEWORKS, MANY, PAIRED, PRESETS, STRO
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch.schema import Cluster, Target
-from duel.options import VARIANTS
+from duel.options import SPACING, VARIANTS
 from duel.results import Results
 from duel.terminal import Table, warn
 
@@ -57,9 +59,23 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 for mode in chosen
                 for framework in frameworks
             ]
+    planned = [job for session in range(args.sessions or 1) for job in _of_session(planned, session, args)]
     if not planned:
         raise UserError(f"target {name!r} takes none of it: nothing is left to run")
     return planned
+
+
+def _of_session(planned: list[Job], session: int, args: argparse.Namespace) -> list[Job]:
+    """``planned`` as the ``session``-th of several, from 0, with its share of the preset's pairs."""
+    if not args.sessions:
+        return planned
+    delay = session * (args.spacing or SPACING)
+    return [
+        dataclasses.replace(
+            job, session=session + 1, delay=delay, pairs=math.ceil(PRESETS[job.preset].pairs / args.sessions)
+        )
+        for job in planned
+    ]
 
 
 def _modes(args: argparse.Namespace, name: str, target: Target, benchmark: str, use_case: int) -> list[str]:
@@ -113,8 +129,12 @@ def table(planned: list[Job]) -> Table:
         job = sides[0]
         devices = f"{job.nodes} x {job.devices_per_node}" if job.nodes > 1 else str(job.devices_per_node)
         rows = sum(len(side.rows()) for side in sides)
-        names = ", ".join(name for side in sides for name in side.frameworks)
+        names = ", ".join(dict.fromkeys(name for side in sides for name in side.frameworks))
         names += " in turn" if job.framework == PAIRED else ""
         lines.append([benchmark, f"{use_case} {USE_CASES[use_case].name}", mode, names, devices, str(rows)])
     head = ["benchmark", "use case", "mode", "frameworks", "devices", "rows"]
-    return Table(head, lines, [f"{sum(len(job.rows()) for job in planned)} rows by {len(planned)} scripts"])
+    notes = [f"{sum(len(job.rows()) for job in planned)} rows by {len(planned)} scripts"]
+    delays = sorted({job.delay for job in planned})
+    if len(delays) > 1:
+        notes.append(f"{len(delays)} sessions, {delays[1] / 3600:g} h from the start of one to the next")
+    return Table(head, lines, notes)

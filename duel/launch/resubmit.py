@@ -111,7 +111,7 @@ def _what(seen: RunView) -> str:
     """What a run is a run of. An old failure of something that was started again since concerns nobody."""
     if seen.job is None:
         return f"by hand: {seen.id.partition('-')[0]}"
-    return repr(dataclasses.replace(seen.job, attempt=1, changes=()))
+    return repr(dataclasses.replace(seen.job, attempt=1, changes=(), delay=0))
 
 
 def cause_of(seen: RunView) -> str:
@@ -158,7 +158,7 @@ def _decide(
         before = directives.value(_directives(seen) or list(changes), "--exclude")
         changes = (*_without(changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
         words += f"; without {node}"
-    job = dataclasses.replace(job, attempt=job.attempt + 1, changes=changes)
+    job = dataclasses.replace(job, attempt=job.attempt + 1, changes=changes, delay=0)
     return [Decision(seen, job, f"{words}; attempt {job.attempt} of {MOST_ATTEMPTS}")]
 
 
@@ -188,7 +188,8 @@ def _propose(
         if old is None or old.attempt >= MOST_ATTEMPTS:
             words += f"; {side.id} has had {MOST_ATTEMPTS} attempts: start from the beginning"
             return [Decision(seen, None, words)]
-        new = dataclasses.replace(old, attempt=old.attempt + 1, changes=(*_without(old.changes, option), change))
+        changes = (*_without(old.changes, option), change)
+        new = dataclasses.replace(old, attempt=old.attempt + 1, changes=changes, delay=0)
         why = words if side is seen else f"is the other side of {seen.id}"
         text = f"{why}; proposed for both sides: {change}; attempt {new.attempt} of {MOST_ATTEMPTS}"
         decisions.append(Decision(side, new, text, approved=False))

@@ -136,7 +136,8 @@ def directives_of(job: Job, target: Target, root: Path) -> list[str]:
         raise UserError(
             f"{root}: a path with a space, quote, backslash, ';', '#' or '%' cannot stand in an #SBATCH line"
         )
-    return directives.replace([*own, *target.directives], job.changes)
+    begin = (f"--begin=now+{job.delay}",) if job.delay else ()  # seconds
+    return directives.replace([*own, *target.directives], (*begin, *job.changes))
 
 
 def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list[Path]:

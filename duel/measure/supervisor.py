@@ -30,7 +30,7 @@ from duel.measure.attempt import Commands, Team, measure_row
 from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
 from duel.measure.sinks import MetricsReader, WandbSink
-from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_cases, folder_name, target_name
+from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_cases, count, folder_name, target_name
 from duel.record import Row
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED
@@ -65,7 +65,7 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         commands[other] = [python, "-u", str(ROOT / other / "run.py")]
     named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
     options = {name: getattr(args, name) for name in named}
-    options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
+    options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1, "pairs": args.pairs}
     try:
         return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, commands)
     except OSError as error:
@@ -80,6 +80,7 @@ def _parser(framework: str) -> Parser:
     parser.add_argument("--data", type=folder_name, default=ROOT / "data", metavar="DIR", help="folder of data sets")
     parser.add_argument("--run_folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--paired", default="", metavar="FRAMEWORK=PYTHON", help="measure that one, too, in turn")
+    parser.add_argument("--pairs", type=count, metavar="N", help="of each point, with --paired (default: the preset's)")
     parser.add_argument("--spawn", action="store_true", help="start the processes for all devices, on this machine")
     # Of a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
@@ -287,8 +288,8 @@ def _print_verdicts(run: Run, rows: list[Row]) -> None:
     """Which pairs are comparable. The ratio needs scipy, which a framework's environment may not have."""
     mine = [row for row in rows if row.comparable]
     pairs = Counter(str(row.comparable) for row in mine if row.framework == mine[0].framework)
-    for verdict, count in pairs.items():
-        print(f"{count} of {pairs.total()} pairs {verdict}", flush=True)
+    for verdict, times in pairs.items():
+        print(f"{times} of {pairs.total()} pairs {verdict}", flush=True)
     if pairs:
         print(f"'python main.py compare {run.id}' prints both sides and the ratio", flush=True)
 

@@ -13,6 +13,7 @@ from duel.modes import DEFAULT
 from duel.record import Row
 from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
+from duel.report.sessions import over_sessions
 from duel.report.tables import as_text, point, tables, varied_of
 from duel.report.waterfall import waterfalls
 from duel.results import Results, Run
@@ -64,10 +65,18 @@ class Group:
         first, *others = kinds.items()
         many = f"all {first[1]}" if not others else f"{first[1]} of {len(self.found)}"
         text = ", ".join([f"{first[0]} at {many} points", *(f"{kind} at {count}" for kind, count in others)])
+        text = " ".join([text, *dict.fromkeys(outcome.reach for outcome in self.found if outcome.reach)])
         ratios = [float(outcome.ratio.partition(" ")[0]) for outcome in self.found if outcome.shown]
         if ratios:
             text += f"; JAX / PyTorch {' to '.join(dict.fromkeys((f'{min(ratios):.3g}', f'{max(ratios):.3g}')))}"
         return f"{self.what}: {text}"
+
+
+def combined(groups: Sequence[Group]) -> list[tuple[str, Outcome]]:
+    """What the same points of several ``groups`` come to over their sessions, each with what it is of."""
+    found = over_sessions([outcome for group in groups for outcome in group.found])
+    several = [outcome for outcome in found if len({one.group for one, _ in outcome.pairs}) > 1 and outcome.shown]
+    return [(Group([], [row for pair in outcome.pairs for row in pair], [], []).what, outcome) for outcome in several]
 
 
 def _cut(reason: str) -> str:
@@ -117,7 +126,7 @@ def counted(texts: Sequence[tuple[str, str]], names: str) -> list[str]:
 def notes(group: Group) -> list[str]:
     """What the verdicts of ``group`` stand on, and what a reader must know of its rows."""
     damaged = [f"{row.run_id}, row {row.row}: {row.cause}" for row in group.damaged]
-    compared = {point(outcome.pairs[0][0]) for outcome in group.found}
+    compared = {point(outcome.row) for outcome in group.found}
     alone = [row for row in group.rows if row.cause and point(row) not in compared]
     causes = [(_at(row, varied_of(group.rows)), f"{row.framework} {row.status}: {row.cause}") for row in alone]
     damaged += counted(causes, "points")
@@ -134,11 +143,11 @@ def standing(found: list[Outcome], rows: list[Row]) -> list[str]:
     texts: list[tuple[str, str]] = []
     varied = varied_of(rows)
     for outcome in found:
-        row = outcome.pairs[0][0]
+        row = outcome.row
         what = _at(row, varied)
         if outcome.shown or varied or _cut(outcome.short) != outcome.short:
             # The table of many points has the intervals and the noise floors.
-            intervals = f"95 % intervals of {len(outcome.pairs)} pairs. {COMPARABLE}"
+            intervals = f"95 % intervals {outcome.reach}, of {len(outcome.pairs)} pairs. {COMPARABLE}"
             texts.append((what, intervals if varied and outcome.found else outcome.basis))
         if len(outcome.pairs) > 1:
             each = (" | ".join(as_text("throughput", side.throughput, "") for side in p) for p in outcome.pairs)
@@ -146,6 +155,7 @@ def standing(found: list[Outcome], rows: list[Row]) -> list[str]:
         tries = [(r.framework, r.repeat) for r in rows if (r.group, r.point) == (row.group, row.point)]
         if more := len(tries) - len(set(tries)):
             texts.append((what, f"not counted: {more} that failed or were disturbed, and were measured again"))
+        texts += [(what, f"far off: {name}") for name in outcome.far]
         if outcome.break_even_steps is not None:
             texts.append((what, f"the slower start is made up for after {outcome.break_even_steps:,.0f} steps"))
     return [*counted(texts, "points"), *dict.fromkeys(text for text, _ in sharpness(found))]
@@ -188,12 +198,14 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
         by_group.setdefault(run.group, []).append(run)
     groups = [group for sides in by_group.values() if (group := _judged(sides, results)).rows or group.damaged]
     shown = [group for group in groups if group.rows]
-    head = [group.verdict for group in shown]
+    together = combined(shown)
+    head = [f"{what}: {outcome.short}" for what, outcome in together] + [group.verdict for group in shown]
     parts: list[Table | str] = ["", Table([], [], _unfinished(runs), title=head)]
     for group in shown:
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []
         parts += ["", *title, *tables(group.rows, group.found)]
-    told = [(group.what if len(groups) > 1 and group.rows else "", note) for group in groups for note in notes(group)]
+    told = [(what, note) for what, outcome in together for note in (outcome.basis, *outcome.far, *outcome.apart)]
+    told += [(group.what if len(groups) > 1 and group.rows else "", note) for group in groups for note in notes(group)]
     parts += ["", Table([], [], counted(told, "pairs"))] if told else []
     parts += dict.fromkeys(command for group in shown for command in commands(group, default_target))
     if lines := waterfalls([outcome for group in groups for outcome in group.found]):

@@ -5,13 +5,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, partners
 from duel.record import Row
-from duel.report.ratios import Estimate, differs, estimate, noise_floor
+from duel.report import ratios
+from duel.report.ratios import Pair, Ratio
 from duel.results import Results
 from duel.states import TERMINAL
 from duel.table import read_rows
@@ -27,44 +28,93 @@ UNCHANGED = (
     "execution",
     "device_id",
 )
-FEWEST_BENCHMARKS = 3  # that a mean is made of
+FEWEST_BLOCKS = 2  # that a figure stands on
+EQUAL = f"equal within {round(100 * (ratios.EQUAL - 1))} %"
+UNDECIDED = "undecided"
+FASTER = "is faster"
+
+Session = list[tuple[Row, Row]]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """One planned point of a pair: what was found of how fast JAX is, as a multiple of PyTorch.
 
-    ``found`` and ``floor`` are None where no ratio is to be claimed; ``why`` says for what reason then, ``barred``
-    whether that is because the pairs are not comparable. Comparable pairs that are too few for a claim have an
-    ``indicative`` ratio.
+    Each of ``sessions`` has its pairs in the order in which they ran. ``found`` and ``floor`` are None where no ratio
+    is to be claimed; ``why`` says for what reason then, ``barred`` whether that is because the pairs are not
+    comparable. Comparable pairs that are too few for a claim have an ``indicative`` ratio. ``far`` names the processes
+    that are far off, ``apart`` what else was measured of this point and is not in the ratio.
     """
 
-    pairs: list[tuple[Row, Row]]
-    found: Estimate | None
-    floor: float | None
-    why: str
-    break_even_steps: float | None = None
+    sessions: list[Session]
+    found: Ratio | None = None
+    floor: float | None = None
+    why: str = ""
     indicative: float | None = None
     barred: bool = False
+    far: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[tuple[Row, Row]]:
+        """Of all sessions."""
+        return [pair for session in self.sessions for pair in session]
+
+    @property
+    def row(self) -> Row:
+        """One of them, for what all have in common."""
+        return self.sessions[0][0][0]
 
     @property
     def benchmark(self) -> str:
         """With its size and precision."""
-        row = self.pairs[0][0]
-        return f"{row.benchmark} ({row.size}, {row.precision})"
+        return f"{self.row.benchmark} ({self.row.size}, {self.row.precision})"
 
     @property
     def use_case(self) -> str:
         """With its product where it has one."""
-        row = self.pairs[0][0]
-        return USE_CASES[row.use_case or 0].name + (f", {row.product}" if row.product else "")
+        return USE_CASES[self.row.use_case or 0].name + (f", {self.row.product}" if self.row.product else "")
 
     @property
     def faster(self) -> str:
-        """``JAX`` or ``PyTorch``; empty where no difference was shown."""
-        if self.found is None or self.floor is None or not differs(self.found, self.floor):
+        """``JAX`` or ``PyTorch``; empty where that is not shown, or the sides are equal for all practical purposes.
+
+        A process that is far off leaves it undecided unless all pairs, or all sessions, say so alike.
+        """
+        if self.found is None or self.floor is None or ratios.is_equal(self.found):
+            return ""
+        unanimous = min(self.units) > 0 or max(self.units) < 0
+        if not ratios.differs(self.found, self.floor) or (self.far and not unanimous):
             return ""
         return "JAX" if self.found.ratio > 1 else "PyTorch"
+
+    @property
+    def units(self) -> list[float]:
+        """What the ratio is the mean of: logarithms of pairs, or of sessions from ``CLAIM_SESSIONS`` on."""
+        if self.found is None or self.found.within:
+            return logs(self.pairs)
+        return [statistics.fmean(logs(session)) for session in self.sessions]
+
+    @property
+    def kind(self) -> str:
+        """The verdict without its figures or reasons."""
+        if self.found is None:
+            return "indicative" if self.indicative is not None else NOT_COMPARABLE if self.barred else "no ratio"
+        if self.faster:
+            return f"{self.faster} {FASTER}"
+        if ratios.is_equal(self.found):
+            return EQUAL
+        count = "one process" if len(self.far) == 1 else f"{len(self.far)} processes"
+        return f"{UNDECIDED}: {count} far off" if self.far else UNDECIDED
+
+    @property
+    def reach(self) -> str:
+        """How far the verdict of an interval reaches; empty where there is none."""
+        if self.found is None:
+            return ""
+        if not self.found.within:
+            return f"over {self.found.sessions} sessions"
+        return "within this session" if self.found.sessions == 1 else f"within these {self.found.sessions} sessions"
 
     @property
     def verdict(self) -> str:
@@ -76,15 +126,6 @@ class Outcome:
         return f"no ratio: {self.why}"
 
     @property
-    def kind(self) -> str:
-        """The verdict without its figures or reasons."""
-        if self.found is not None:
-            return f"{self.faster} is faster" if self.faster else "no difference shown"
-        if self.indicative is not None:
-            return "indicative"
-        return NOT_COMPARABLE if self.barred else "no ratio"
-
-    @property
     def shown(self) -> bool:
         """Whether there is a ratio, claimed or indicative."""
         return self.found is not None or self.indicative is not None
@@ -93,7 +134,7 @@ class Outcome:
     def short(self) -> str:
         """The verdict in one line of a table."""
         if self.shown:
-            return f"{self.kind}: JAX / PyTorch {self.ratio}"
+            return f"{self.kind}: JAX / PyTorch {self.ratio} {self.reach}".rstrip()
         return self.why if self.barred else f"{self.kind}: {self.why}"
 
     @property
@@ -122,45 +163,106 @@ class Outcome:
 
     @property
     def figures(self) -> str:
-        assert self.found is not None
-        assert self.floor is not None
         found = self.found
-        return (
-            f"JAX / PyTorch {found.ratio:.3f}, 95 % interval {found.low:.3f} to {found.high:.3f}, {found.n} pairs, "
-            f"noise floor {self.floor:.3f}"
-        )
+        assert found is not None
+        text = f"JAX / PyTorch {found.ratio:.3f}, 95 % interval {self.reach} {found.low:.3f} to {found.high:.3f}"
+        if found.another is not None:
+            low, high = found.another
+            text += f", another session may show {low:.3f} to {high:.3f}, sessions vary by {found.spread:.1%}"
+        floor = "not known" if self.floor is None else f"{self.floor:.3f}"
+        return f"{text}, {found.pairs} pairs, noise floor {floor}"
+
+    @property
+    def break_even_steps(self) -> float | None:
+        """Steps after which the side that starts more slowly and runs faster has caught up, by medians; None: never."""
+        if self.found is None:
+            return None
+        one, other = self.starts
+        steps = [
+            statistics.median(row.step_seconds_p50 or math.nan for row in side)
+            for side in zip(*self.pairs, strict=True)
+        ]
+        slower, gain = one - other, steps[1] - steps[0]
+        return slower / gain if gain and slower / gain > 0 else None
+
+    @property
+    def starts(self) -> list[float]:
+        """Seconds of each side until its first step is done, the median over its processes."""
+        sides = zip(*self.pairs, strict=True)
+        return [
+            statistics.median((row.compile_seconds or 0) + (row.first_step_seconds or 0) for row in s) for s in sides
+        ]
 
 
 def outcomes(rows: Sequence[Row]) -> list[Outcome]:
     """One for each group and planned point of the judged ``rows`` that both sides have, in their order."""
-    points: dict[tuple[str | None, int | None], list[tuple[Row, Row]]] = {}
+    points: dict[tuple[str | None, int | None], Session] = {}
     for pair in partners(rows):
         points.setdefault((pair[0].group, pair[0].point), []).append(pair)
-    return [outcome(sorted(pairs, key=lambda pair: pair[0].repeat or 0)) for pairs in points.values()]
+    found = []
+    for (group, point), pairs in points.items():
+        pairs.sort(key=lambda pair: pair[0].repeat or 0)
+        there = {row.repeat or 0 for row in rows if (row.group, row.point) == (group, point)}
+        found.append(outcome(pairs, there))
+    return found
 
 
-def outcome(pairs: list[tuple[Row, Row]]) -> Outcome:
-    """Of the judged ``pairs`` of one point, in the order in which they ran.
+def outcome(pairs: Session, there: set[int]) -> Outcome:
+    """Of the judged ``pairs`` of one point and group, in the order in which they ran; of the repeats that are ``there``
+    some may have lost a side.
 
     A ratio is made of all of them or of none: to leave out a pair that is not comparable would choose among results.
     """
-    if unfinished := [row for pair in pairs for row in pair if row.status not in TERMINAL]:
-        sides = dict.fromkeys(f"{row.framework} is {row.status}" for row in unfinished)
-        return Outcome(pairs, None, None, f"not all of it has finished: {', '.join(sides)}")
+    if why := _incomplete(pairs, there):
+        return Outcome([pairs], why=why)
     barred = [one for one, _ in pairs if one.comparable != COMPARABLE]
     if barred:
         words = "; ".join(dict.fromkeys(map(_barred, barred)))
-        return Outcome(pairs, None, None, words, barred=any(row.comparable for row in barred))
-    if changed := _changed(pairs):
-        return Outcome(pairs, None, None, f"{COMPARABLE}, but repeats differ: {', '.join(changed)}")
+        return Outcome([pairs], why=words, barred=any(row.comparable for row in barred))
+    if bad := [text for pair in pairs for row in pair if (text := no_figure(row))]:
+        return Outcome([pairs], why="; ".join(bad))
+    if changed := changes(pairs, UNCHANGED):
+        return Outcome([pairs], why=f"{COMPARABLE}, but repeats differ: {', '.join(changed)}")
     if len(pairs) < CLAIM_PAIRS:
         preset = PRESETS.get(str(pairs[0][0].preset))
         more = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
         alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
         count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
         why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
-        return Outcome(pairs, None, None, why, indicative=math.exp(statistics.fmean(logs(pairs))))
-    return Outcome(pairs, estimate(logs(pairs)), noise_floor(_same_side(pairs)), "", _break_even(pairs))
+        return Outcome([pairs], why=why, indicative=math.exp(statistics.fmean(logs(pairs))))
+    return claim([pairs])
+
+
+def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
+    """What comparable pairs of ``sessions``, enough of them, come to."""
+    each = [[Pair(log, _jax_first(*pair)) for log, pair in zip(logs(s), s, strict=True)] for s in sessions]
+    same = same_side([pair for session in sessions for pair in session])
+    floor = ratios.noise_floor(same) if len(same) > 1 else None
+    far = [name for session in sessions for name in _far(session)]
+    return Outcome(sessions, ratios.ratio(each), floor, far=far, apart=list(apart))
+
+
+def _incomplete(pairs: Session, there: set[int]) -> str:
+    """Why nothing can be said yet, or any more; empty where all pairs are there."""
+    if unfinished := [row for pair in pairs for row in pair if row.status not in TERMINAL]:
+        sides = dict.fromkeys(f"{row.framework} is {row.status}" for row in unfinished)
+        return f"not all of it has finished: {', '.join(sides)}"
+    planned = there | set(range(max(row.repeats or 0 for pair in pairs for row in pair)))
+    lost = sorted(planned - {one.repeat or 0 for one, _ in pairs})
+    if not lost:
+        return ""
+    places, several = ", ".join(str(repeat + 1) for repeat in lost), len(lost) > 1
+    return f"pair{'s' * several} {places} of {len(planned)} lack{'s' * (not several)} a row"
+
+
+def no_figure(row: Row) -> str:
+    """Why the row's throughput is not one to make a ratio of, or to show; empty where it is."""
+    what = f"{row.framework} in {row.run_id}, row {row.row}"
+    if row.throughput is None or not 0 < row.throughput < math.inf:
+        return f"{what}: throughput {row.throughput}"
+    if row.blocks is not None and row.blocks < FEWEST_BLOCKS:
+        return f"{what}: {row.blocks} of {row.blocks + (row.left_out_blocks or 0)} blocks are left"
+    return ""
 
 
 def _barred(row: Row) -> str:
@@ -168,17 +270,38 @@ def _barred(row: Row) -> str:
     return str(row.comparable) if row.comparable else f"{row.status} on both sides: {row.cause}"
 
 
-def logs(pairs: list[tuple[Row, Row]]) -> list[float]:
+def logs(pairs: Session) -> list[float]:
     """Of each pair's ratio."""
     return [math.log((one.throughput or math.nan) / (other.throughput or math.nan)) for one, other in pairs]
 
 
-def _changed(pairs: list[tuple[Row, Row]]) -> list[str]:
-    """What is not the same in all repeats of a side."""
+def _jax_first(one: Row, other: Row) -> bool:
+    """Whether JAX's row was measured first; of a plan, where the times are not known."""
+    if one.started and other.started and one.started != other.started:
+        return one.started < other.started
+    return (one.repeat or 0) % 2 == 0
+
+
+def _far(session: Session) -> list[str]:
+    """The processes of ``session`` that are far from all others of their side, with their figures."""
+    names = []
+    for side in zip(*session, strict=True):
+        figures = [row.throughput or math.nan for row in side]
+        for place in ratios.far_off([math.log(figure) for figure in figures]):
+            row, others = side[place], [f for n, f in enumerate(figures) if n != place]
+            near = f"{min(others):.4g} to {max(others):.4g} {row.throughput_unit}"
+            names.append(
+                f"{row.framework} at place {place + 1} of {row.run_id}: {figures[place]:.4g}, the others {near}"
+            )
+    return names
+
+
+def changes(pairs: Session, columns: Sequence[str]) -> list[str]:
+    """Which of ``columns`` are not the same in all of a side's rows."""
     return [
         f"{name} of {side[0].framework}"
         for side in zip(*pairs, strict=True)
-        for name in UNCHANGED
+        for name in columns
         if len({getattr(row, name) for row in side}) > 1
     ]
 
@@ -204,29 +327,13 @@ def _by_run(csv: Path, modified: int) -> dict[str, str]:
     for run_id, each in points.items():
         if any(row.status not in TERMINAL for found in each for pair in found.pairs for row in pair):
             continue
-        kinds = Counter(found.kind for found in each)
+        kinds = Counter(" ".join(filter(None, (found.kind, found.reach))) for found in each)
         several = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         lines[run_id] = each[0].short if len(each) == 1 else f"{len(each)} points: {several}"
     return lines
 
 
-def over_benchmarks(found: Sequence[Outcome]) -> dict[str, Estimate]:
-    """The geometric mean of the ratios of several benchmarks, for each use case, size, precision and mode.
-
-    Of a benchmark with several points (batch sizes, products) the mean of their logarithms counts once. Of fewer than
-    ``FEWEST_BENCHMARKS`` nothing is said: with two, Student's t is 12.7, and the interval has no end to speak of.
-    """
-    groups: dict[str, dict[str, list[float]]] = {}
-    for outcome in found:
-        if outcome.found is not None:
-            row = outcome.pairs[0][0]
-            name = f"{USE_CASES[row.use_case or 0].name}, {row.size}, {row.precision}, {row.mode}"
-            groups.setdefault(name, {}).setdefault(str(row.benchmark), []).append(math.log(outcome.found.ratio))
-    means = {name: [statistics.fmean(logs) for logs in each.values()] for name, each in groups.items()}
-    return {name: estimate(logs) for name, logs in means.items() if len(logs) >= FEWEST_BENCHMARKS}
-
-
-def _same_side(pairs: list[tuple[Row, Row]]) -> list[float]:
+def same_side(pairs: Session) -> list[float]:
     """Logarithms of ratios of each side's processes to each other: every two that follow, each used once.
 
     As many as there are pairs, half of them of each side.
@@ -236,13 +343,3 @@ def _same_side(pairs: list[tuple[Row, Row]]) -> list[float]:
         numbers = [row.throughput or math.nan for row in side]
         found += [math.log(a / b) for a, b in zip(numbers[::2], numbers[1::2], strict=False)]
     return found
-
-
-def _break_even(pairs: list[tuple[Row, Row]]) -> float | None:
-    """Steps after which the side that starts more slowly and runs faster has caught up, by medians; None for never."""
-    starts, steps = [], []
-    for side in zip(*pairs, strict=True):
-        starts.append(statistics.median((row.compile_seconds or 0.0) + (row.first_step_seconds or 0.0) for row in side))
-        steps.append(statistics.median(row.step_seconds_p50 or math.nan for row in side))
-    slower, gain = starts[0] - starts[1], steps[1] - steps[0]
-    return slower / gain if gain and slower / gain > 0 else None

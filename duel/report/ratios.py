@@ -1,9 +1,10 @@
 """Ratios of paired measurements, and what may be said of them.
 
-The unit is a process: one number each, in pairs that ran one after the other on one device. The estimate is the
-geometric mean of the pairs' ratios with Student's t interval on their logarithms. In simulations with variation within
-and between processes it covers the true ratio as often as it says; resampling of iterations does not, however many
-there are (docs/methodology.md).
+A process gives one number, two processes that ran one after the other a pair, and the pairs of one point that ran
+within the same hour a session. From three sessions on the unit is a session: the interval of a ratio is Student's t
+over their means, and covers what another hour would show. The pairs of one session only tell what that hour was like.
+In simulations with variation within processes, between them and between sessions the first covers the true ratio as
+often as it says and the second does not, however many pairs there are (docs/methodology.md).
 """
 
 import functools
@@ -12,12 +13,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from duel.catalogue import CLAIM_SESSIONS
+
 CONFIDENCE = 0.95
+EQUAL = 1.05  # of two that are equal either is at most so many times as fast
+# A process is far off where it is beyond the others of its side and session by this factor, and by this many times what
+# they span: of normal numbers about one in a thousand is, and only where they vary by several percent.
+FAR, FAR_SPANS = 1.1, 3.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio, its 95 % interval, and the number of pairs (or of benchmarks) that it stands on."""
+    """A ratio, its 95 % interval, and the number of logarithms that it stands on."""
 
     ratio: float
     low: float
@@ -25,13 +32,141 @@ class Estimate:
     n: int
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The logarithm of a pair's ratio, and whether the first of its two sides ran first."""
+
+    log: float
+    first: bool
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio and its 95 % interval, over ``sessions``; of fewer than ``CLAIM_SESSIONS`` within them alone.
+
+    ``p`` is the chance of such a ratio, or one further from 1, where the true one is 1. Over sessions, ``another`` is
+    between what one more would show with 95 %, and ``spread`` the standard deviation of the sessions' ratios, relative.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    sessions: int
+    pairs: int
+    p: float
+    another: tuple[float, float] | None = None
+    spread: float | None = None
+
+    @property
+    def within(self) -> bool:
+        """Whether the interval says nothing about other sessions."""
+        return self.another is None
+
+
+def ratio(sessions: Sequence[Sequence[Pair]]) -> Ratio:
+    """Of the pairs of each session. Raises ValueError for too few to tell how much they vary."""
+    means = [_mean(pairs) for pairs in sessions]
+    mean, n, pairs = statistics.fmean(means), len(means), sum(map(len, sessions))
+    if n < CLAIM_SESSIONS:
+        error, freedom = _within(sessions)
+        half = _quantile(freedom) * error
+        return Ratio(*_exp(mean, half), n, pairs, _chance(mean, error, freedom))
+    deviation = statistics.stdev(means)
+    error = deviation / math.sqrt(n)
+    half = _quantile(n - 1) * error
+    _, *another = _exp(mean, half * math.sqrt(n + 1))  # of the deviation, sqrt(1 + 1 / n) times
+    chance = _chance(mean, error, n - 1)
+    return Ratio(*_exp(mean, half), n, pairs, chance, (another[0], another[1]), math.expm1(deviation))
+
+
+def _mean(pairs: Sequence[Pair]) -> float:
+    """Of the logarithms of one session.
+
+    Of the pairs in which one side ran first and of those in which the other did, each mean counts once: in the order
+    A B B A, a quad, a drift that adds to one takes as much from the other.
+    """
+    orders = _by_order(pairs)
+    return statistics.fmean(statistics.fmean(logs) for logs in orders)
+
+
+def _by_order(pairs: Sequence[Pair]) -> list[list[float]]:
+    both = ([pair.log for pair in pairs if pair.first is first] for first in (True, False))
+    return [logs for logs in both if logs]
+
+
+def _within(sessions: Sequence[Sequence[Pair]]) -> tuple[float, int]:
+    """The standard error of the mean of ``sessions``, of how pairs of one session and order vary; degrees of freedom.
+
+    Raises ValueError where no two pairs have session and order in common.
+    """
+    squares, freedom, variance = 0.0, 0, 0.0
+    for pairs in sessions:
+        orders = _by_order(pairs)
+        for logs in orders:
+            mean = statistics.fmean(logs)
+            squares += sum((log - mean) ** 2 for log in logs)
+            freedom += len(logs) - 1
+            variance += 1 / (len(logs) * (len(orders) * len(sessions)) ** 2)
+    if not freedom:
+        raise ValueError(f"{sum(map(len, sessions))} pairs; of one session and order at least two are needed")
+    return math.sqrt(variance * squares / freedom), freedom
+
+
+def _exp(mean: float, half: float) -> tuple[float, float, float]:
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _chance(mean: float, error: float, freedom: int) -> float:
+    """Student's, of both sides."""
+    from scipy import special
+
+    if not error:
+        return float(not mean)
+    return 2 * float(special.stdtr(freedom, -abs(mean) / error))
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Each of ``chances`` adjusted for all of them: what is below 5 % then holds for all of these together.
+
+    Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    adjusted, most = [0.0] * len(chances), 0.0
+    for rank, place in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        most = max(most, min(1.0, (len(chances) - rank) * chances[place]))
+        adjusted[place] = most
+    return adjusted
+
+
+def is_equal(found: Ratio | Estimate) -> bool:
+    """Whether the whole interval is within ``EQUAL``."""
+    return found.low >= 1 / EQUAL and found.high <= EQUAL
+
+
+def differs(found: Ratio | Estimate, floor: float) -> bool:
+    """Whether there is a difference: the interval excludes 1, and the ratio is beyond the noise floor."""
+    return not found.low <= 1.0 <= found.high and max(found.ratio, 1 / found.ratio) > floor
+
+
+def far_off(logs: Sequence[float]) -> list[int]:
+    """Which processes of one side and session, given the logarithms of their figures, are far from all others."""
+    places = []
+    for place, log in enumerate(logs):
+        others = [*logs[:place], *logs[place + 1 :]]
+        if len(others) >= 2:
+            low, high = min(others), max(others)
+            away = max(low - log, log - high)
+            if away > max(math.log(FAR), FAR_SPANS * (high - low)):
+                places.append(place)
+    return places
+
+
 def estimate(logs: Sequence[float]) -> Estimate:
-    """Of the logarithms of ratios, at least two. Raises ValueError for fewer."""
+    """Of the logarithms of ratios, at least two, in no order. Raises ValueError for fewer."""
     if len(logs) < 2:
         raise ValueError(f"{len(logs)} ratios; at least two are needed for an interval")
     mean = statistics.fmean(logs)
     half = _quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+    return Estimate(*_exp(mean, half), len(logs))
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
@@ -45,8 +180,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
         raise ValueError(f"{fewest} ratios; at least two are needed for an interval")
     mean = statistics.fmean(after) - statistics.fmean(before)
     error = math.sqrt(sum(statistics.variance(logs) / len(logs) for logs in (before, after)))
-    half = _quantile(fewest - 1) * error
-    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half), fewest)
+    return Estimate(*_exp(mean, _quantile(fewest - 1) * error), fewest)
 
 
 @functools.cache
@@ -64,8 +198,3 @@ def noise_floor(logs: Sequence[float]) -> float:
     """
     found = estimate(logs)
     return max(found.high, 1 / found.low)
-
-
-def differs(found: Estimate, floor: float) -> bool:
-    """Whether there is a difference: the interval excludes 1, and the ratio is beyond the noise floor."""
-    return not found.low <= 1.0 <= found.high and max(found.ratio, 1 / found.ratio) > floor

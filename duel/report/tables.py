@@ -125,17 +125,20 @@ FRAMEWORKS_FIRST = {name: place for place, name in enumerate(FRAMEWORKS)}
 
 
 def tables(rows: list[Row], found: list[Outcome]) -> list[Table | str]:
-    """What is to be shown of the ``rows`` of one group, of which ``found`` are the outcomes. Of repeats the first."""
-    rows = sorted((row for row in rows if not row.repeat), key=lambda row: (row.product or "", row.batch_size or 0))
+    """What is to be shown of the ``rows`` of one group, of which ``found`` are the outcomes: medians over repeats."""
+    repeats: dict[tuple[Any, str], dict[Any, Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.product or "", row.batch_size or 0)):
+        repeats.setdefault((point(row), str(row.framework or row.run_id)), {})[row.repeat] = row  # the last counts
     points: dict[Any, dict[str, Row]] = {}
-    for row in rows:
-        points.setdefault(point(row), {})[str(row.framework or row.run_id)] = row
+    for (key, name), each in repeats.items():
+        points.setdefault(key, {})[name] = _median([*each.values()])
+    rows = [row for sides in points.values() for row in sides.values()]
     names = list(dict.fromkeys(name for sides in points.values() for name in sides))
     names.sort(key=lambda name: FRAMEWORKS_FIRST.get(name, len(FRAMEWORKS)))
     if len(points) == 1:
         return [_facts(list(points.values()), names, SHOWN)]
     varied = varied_of(rows)
-    by_point = {point(outcome.pairs[0][0]): outcome for outcome in found}
+    by_point = {point(outcome.row): outcome for outcome in found}
     return [
         _points(points, names, varied, by_point),
         "",
@@ -143,6 +146,18 @@ def tables(rows: list[Row], found: list[Outcome]) -> list[Table | str]:
         "",
         _facts(list(points.values()), names, [name for name in SHOWN if name not in (*SHORT, "throughput")]),
     ]
+
+
+def _median(repeats: Sequence[Row]) -> Row:
+    """Of each figure the median over the ``repeats`` that have finished; else what the first of them has."""
+    done = [row for row in repeats if row.status == FINISHED] or list(repeats[:1])
+    figures: dict[str, Any] = {}
+    for name in SHOWN:
+        values = [value for row in done if isinstance(value := getattr(row, name), int | float)]
+        if len(values) == len(done) and not isinstance(values[0], bool):
+            median = statistics.median if isinstance(values[0], float) else statistics.median_low
+            figures[name] = median(values)
+    return done[0].replace(**figures)
 
 
 def point(row: Row) -> Any:
@@ -179,14 +194,14 @@ def _points(
     varied: Sequence[str],
     found: dict[Any, Outcome],
 ) -> Table:
-    """One line a point: the throughput of each side, by the median of its repeats, and the verdict."""
+    """One line a point: the throughput of each side, and the verdict."""
     units = {str(row.throughput_unit) for sides in points.values() for row in sides.values() if row.throughput_unit}
     lines = []
     for key, sides in points.items():
         outcome = found.get(key)
         known = {name: [str(v) for row in sides.values() if (v := getattr(row, name)) is not None] for name in varied}
         line = [(known[name] or ["-"])[0] for name in varied]
-        line += [_throughput(sides.get(name), outcome) for name in names]
+        line += [_throughput(sides.get(name)) for name in names]
         if found:
             floor = f"{outcome.floor:.3f}" if outcome and outcome.floor else "-"
             line += [outcome.ratio or "-", floor, outcome.kind] if outcome else ["-", "-", ""]
@@ -198,14 +213,12 @@ def _points(
     return Table(head, lines, notes, folded=[len(head) - 1] if found else (), right=right)
 
 
-def _throughput(row: Row | None, outcome: Outcome | None) -> str:
+def _throughput(row: Row | None) -> str:
     if row is None:
         return "-"
     if row.status != FINISHED or row.throughput is None:
         return str(row.status)
-    repeats = [side.throughput for pair in (outcome.pairs if outcome else ()) for side in pair]
-    ours = repeats[list(FRAMEWORKS).index(str(row.framework)) :: 2] if repeats else [row.throughput]
-    return as_text("throughput", statistics.median([value for value in ours if value] or [row.throughput]), "")
+    return as_text("throughput", row.throughput, "")
 
 
 def _details(points: dict[Any, dict[str, Row]], names: Sequence[str], varied: Sequence[str]) -> Table:

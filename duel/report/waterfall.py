@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from duel import modes
 from duel.record import CELL
-from duel.report.pairs import Outcome, logs
+from duel.report.pairs import Outcome
 from duel.report.ratios import Estimate, change, estimate
 
 
@@ -17,14 +17,14 @@ def waterfalls(found: Sequence[Outcome]) -> list[str]:
     a mode again, the last counts."""
     points: dict[tuple[object, ...], dict[str, Outcome]] = {}
     for outcome in found:
-        row = outcome.pairs[0][0]
+        row = outcome.row
         point = tuple(getattr(row, name) for name in CELL if name not in ("framework", "mode"))
         points.setdefault(point, {})[str(row.mode)] = outcome
     return [line for by_mode in points.values() for line in _waterfall(by_mode)]
 
 
 def _waterfall(by_mode: dict[str, Outcome]) -> list[str]:
-    row = next(iter(by_mode.values())).pairs[0][0]
+    row = next(iter(by_mode.values())).row
     if row.device_kind is None:  # it failed before it knew
         return []
     turns = modes.waterfall(str(row.benchmark), row.use_case or 0, str(row.precision), row.device_kind)
@@ -36,7 +36,7 @@ def _waterfall(by_mode: dict[str, Outcome]) -> list[str]:
     for mode in needed:
         if by_mode[mode].found is None:
             return [f"no waterfall of {point}: mode {mode}: {by_mode[mode].why}"]
-    of = {mode: logs(by_mode[mode].pairs) for mode in needed}
+    of = {mode: by_mode[mode].units for mode in needed}
     ends = [estimate(of[mode]).ratio for mode in (modes.DEFAULT, modes.TUNED)]
     whole = change(of[modes.DEFAULT], of[modes.TUNED])
     lines = [f"waterfall of {point}: JAX / PyTorch from {ends[0]:.3f} to {ends[1]:.3f}, {_factor(whole)}"]

@@ -19,6 +19,8 @@ from duel.job import Job
 from duel.launch import cluster, script
 from duel.modes import SWITCHES
 from duel.record import Row
+from duel.report import published
+from duel.results import Results
 
 REMEDY = "if the change is meant, 'make golden' rewrites tests/golden and the tables made from the code"
 GOLDEN = Path(__file__).resolve().parent
@@ -114,6 +116,11 @@ def main() -> None:
     readme.write_text(head + mark + columns())
     methodology = ROOT / "docs" / "methodology.md"
     methodology.write_text(between(methodology.read_text(), "switches", switches()))
+    results = Results(ROOT / "results")
+    for rows in results.folder.glob("published/*/results.csv"):
+        published.write_tables(rows.parent)
+    front = ROOT / "README.md"
+    front.write_text(between(front.read_text(), "results", published.summaries(results)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""What pairs of one session come to, in figures and in words."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from test_comparability import GOOD, OTHER, judged
+
+from duel.comparability import NOT_COMPARABLE, partners
+from duel.record import Row
+from duel.report import pairs
+from duel.report.compare import standing
+from duel.states import SKIPPED
+
+
+def outcomes(rows: list[Row]) -> list[pairs.Outcome]:
+    return pairs.outcomes(judged(rows))
+
+
+def sides(ratios: list[float], **change: Any) -> list[Row]:
+    rows = []
+    for repeat, ratio in enumerate(ratios):
+        rows.append(dataclasses.replace(GOOD, repeat=repeat, row=2 * repeat, throughput=100.0 * ratio))
+        rows.append(dataclasses.replace(OTHER, repeat=repeat, row=2 * repeat + 1, **change))
+    return rows
+
+
+def test_a_ratio_comes_with_its_interval_the_noise_floor_and_a_verdict() -> None:
+    (found,) = outcomes(sides([1.50, 1.52, 1.49, 1.51]))
+    assert found.verdict.startswith("JAX is faster: JAX / PyTorch 1.505, 95 % interval within this session 1.4")
+    assert "4 pairs, noise floor 1.0" in found.verdict
+    assert found.short.endswith("] within this session")
+
+
+def test_what_was_measured_again_is_said() -> None:
+    rows = sides([1.5] * 4)
+    more = [dataclasses.replace(rows[0], foreign_load=0.3), *rows]
+    said = standing(outcomes(more), more)
+    assert said[-1] == "not counted: 1 that failed or were disturbed, and were measured again"
+    assert "not counted" not in "".join(standing(outcomes(rows), rows))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "kind"),
+    [
+        ([1.03, 0.97, 1.02, 0.99], "equal within 5 %"),
+        ([1.018, 1.019, 1.017, 1.018], "equal within 5 %"),  # whatever the interval excludes
+        ([1.2, 1.0, 1.1, 0.9], "undecided"),
+        ([1.3, 1.3, 1.29, 1.31], "JAX is faster"),
+        ([0.7, 0.7, 0.69, 0.71], "PyTorch is faster"),
+        ([1.0, 1.01, 0.99, 0.55], "undecided: one process far off"),
+    ],
+)
+def test_a_verdict_is_one_of_four(ratios: list[float], kind: str) -> None:
+    (found,) = outcomes(sides(ratios))
+    assert found.kind == kind
+
+
+def test_a_process_far_off_is_named_with_its_figures() -> None:
+    (found,) = outcomes(sides([1.0, 1.01, 0.99, 0.55]))
+    (name,) = found.far
+    assert name == "jax at place 4 of paired_mnist_1-a: 55, the others 99 to 101 images/s"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"throughput": math.nan}, "throughput nan"),
+        ({"throughput": math.inf}, "throughput inf"),
+        ({"throughput": 0.0}, "throughput 0.0"),
+        ({"throughput": -1.0}, "throughput -1.0"),
+        ({"throughput": None}, "throughput None"),
+        ({"blocks": 1}, "1 of 1 blocks are left"),
+    ],
+)
+def test_a_figure_that_is_none_makes_no_ratio_and_is_named(change: dict[str, Any], words: str) -> None:
+    rows = judged(sides([1.5] * 4))
+    rows[2] = dataclasses.replace(rows[2], **change)
+    (found,) = pairs.outcomes(rows)
+    assert found.verdict == f"no ratio: jax in paired_mnist_1-a, row 2: {words}"
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ([2], "pair 2 of 4 lacks a row"),
+        ([2, 3], "pair 2 of 4 lacks a row"),
+        ([6, 7], "pair 4 of 4 lacks a row"),
+        ([0, 3], "pairs 1, 2 of 4 lack a row"),
+    ],
+)
+def test_of_a_group_that_has_lost_rows_nothing_is_claimed(lost: list[int], words: str) -> None:
+    rows = [dataclasses.replace(row, repeats=4) for row in sides([1.5] * 4)]
+    (found,) = outcomes([row for row in rows if row.row not in lost])
+    assert found.verdict == f"no ratio: {words}"
+
+
+def test_one_pair_that_is_not_comparable_bars_all_of_them() -> None:
+    """To leave it out would choose among results."""
+    rows = sides([1.5, 1.5, 1.5, 1.5])
+    rows[3] = dataclasses.replace(rows[3], weights_sha256="c" * 64)
+    (found,) = outcomes(rows)
+    assert found.found is None
+    assert found.verdict == f"no ratio: {NOT_COMPARABLE}: weights_sha256 (aaaaaaaaaaaa | cccccccccccc)"
+
+
+def test_what_neither_side_can_do_has_its_reason() -> None:
+    rows = [dataclasses.replace(row, status=SKIPPED, cause="tf32 exists on gpu only") for row in sides([1.5])]
+    (found,) = outcomes(rows)
+    assert found.verdict == "no ratio: skipped on both sides: tf32 exists on gpu only"
+    (found,) = outcomes([rows[0], sides([1.5])[1]])
+    assert found.verdict == f"no ratio: {NOT_COMPARABLE}: status (jax: skipped: tf32 exists on gpu only)"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "change", "stands_on"),
+    [
+        ([1.5], {}, "one pair, measured in turn"),
+        ([1.5], {"run_id": "other"}, "one process each, not in turn"),
+        ([1.5, 6.0], {}, "2 pairs, measured in turn"),
+        ([1.5, 6.0], {"run_id": "other"}, "2 processes each, not in turn"),
+    ],
+)
+def test_too_few_pairs_make_an_indicative_ratio_and_no_claim(
+    ratios: list[float], change: dict[str, str], stands_on: str
+) -> None:
+    (found,) = outcomes(sides(ratios, **change))
+    ratio = "1.5" if len(ratios) == 1 else "3"  # the geometric mean
+    assert found.verdict == f"indicative: JAX / PyTorch {ratio} ({stands_on}, no interval: not a verdict)"
+    assert (found.found, found.faster, found.short) == (None, "", f"indicative: JAX / PyTorch {ratio}")
+    assert found.why.endswith("4 are needed: --paired and preset standard or publication")
+
+
+def test_pairs_that_are_not_comparable_have_no_indicative_ratio_either() -> None:
+    (found,) = outcomes(sides([1.5], weights_sha256="c" * 64))
+    assert not found.shown
+    assert found.short == found.why == f"{NOT_COMPARABLE}: weights_sha256 (aaaaaaaaaaaa | cccccccccccc)"
+
+
+def test_the_noise_floor_is_made_of_as_many_pairs_of_one_side_with_itself() -> None:
+    rows = sides([1.0, 1.1, 1.0, 1.1])
+    one_sided = pairs.same_side(partners(rows))
+    assert one_sided == pytest.approx([-math.log(1.1), -math.log(1.1), 0.0, 0.0])
+
+
+def test_repeats_of_a_side_must_have_been_alike() -> None:
+    rows = sides([1.5] * 4)
+    rows[4] = dataclasses.replace(rows[4], packages_sha256="d" * 64)
+    (found,) = outcomes(rows)
+    assert found.verdict == "no ratio: COMPARABLE, but repeats differ: packages_sha256 of jax"
+
+
+def test_a_slower_start_is_made_up_for_after_some_steps() -> None:
+    (found,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.02))
+    assert found.break_even_steps == pytest.approx(2.0 / 0.01)
+    (never,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.005))
+    assert never.break_even_steps is None
