@@ -179,7 +179,9 @@ class Row:
     step_flops: int | None = column("FLOP of a step by the analytic table, two for each multiply-add", "FLOP")
     matmul_flops_per_second: float | None = column("of a large matrix product in this precision, here", "FLOP/s")
     copy_bytes_per_second: float | None = column("of a large array that is added to in place, here", "B/s")
-    mfu: float | None = column("step_flops / step_seconds_p50 / matmul_flops_per_second", "share of 1")
+    mfu: float | None = column(
+        "step_flops / step_seconds_p50 / matmul_flops_per_second; of a pair the higher one of both sides", "share of 1"
+    )
     arithmetic_intensity: float | None = column("step_flops / the fewest bytes that a step can move", "FLOP/B")
     bound: str | None = column("which of both ceilings is nearer at that intensity: compute or memory")
     learning_rate: float | None = column("of the optimizer, at this batch size")

@@ -223,5 +223,22 @@ def test_rows_without_a_partner_stay_as_they_are() -> None:
     assert one.comparable == other.comparable == COMPARABLE
 
 
+def test_both_sides_are_held_against_the_higher_ceilings_of_their_device() -> None:
+    """A framework whose own product is slow is no nearer to what the machine can do."""
+    ceilings = {"step_flops": 1000, "arithmetic_intensity": 10.0, "step_seconds_p50": 1.0}
+    one = dataclasses.replace(
+        GOOD, row=0, matmul_flops_per_second=2000.0, copy_bytes_per_second=100.0, mfu=0.5, bound="memory", **ceilings
+    )
+    other = dataclasses.replace(
+        OTHER, row=1, matmul_flops_per_second=4000.0, copy_bytes_per_second=500.0, mfu=0.25, bound="compute", **ceilings
+    )
+    assert [(row.mfu, row.bound) for row in judged([one, other])] == [(0.25, "compute")] * 2
+    assert [row.matmul_flops_per_second for row in judged([one, other])] == [2000.0, 4000.0]
+    elsewhere = [dataclasses.replace(other, **{name: "other"}) for name in ("group", "host", "device_id", "precision")]
+    before = dataclasses.replace(other, evidence_sha256=None, comparable=COMPARABLE, mfu=0.9)
+    assert [judged([one, row])[0].mfu for row in elsewhere] == [0.5] * 4
+    assert judged([before])[0].mfu == 0.9
+
+
 def test_every_field_that_is_compared_is_a_column() -> None:
     assert set(comparability.ALIKE) <= {field.name for field in dataclasses.fields(Row)}

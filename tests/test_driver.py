@@ -128,6 +128,8 @@ def check_environment(checkout: Path, row: dict[str, str], other: str) -> None:
     """One environment, one framework; the record says so."""
     run = run_of(checkout, row)
     record = json.loads(run.environment.read_text())
+    assert record["cpu"]["model"]
+    assert len(record["cpu"]["flags"].split()) > 10
     assert other not in record["modules"]
     assert record["usable_cpus"] == sorted(os.sched_getaffinity(0))
     assert record["packages"]["numpy"]

@@ -63,6 +63,18 @@ def usable_cpus() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
+def cpu() -> dict[str, str]:
+    """The model of the first CPU and what it can do (its flags), as Linux tells; empty where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return {}
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    names = {"model name": "model", "flags": "flags", "CPU implementer": "implementer", "CPU part": "part"}
+    names |= {"Features": "flags", "microcode": "microcode"}  # the former as ARM has it
+    return {ours: told[name] for name, ours in names.items() if name in told}
+
+
 def packages() -> dict[str, str]:
     """Name and version of every package in this environment."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
@@ -87,6 +99,7 @@ def environment() -> dict[str, Any]:
         "interpreter": sys.executable,
         "usable_cpus": usable_cpus(),
         "load_average": list(os.getloadavg()),
+        "cpu": cpu(),
         "packages": packages(),
         "variables": {name: os.environ[name] for name in sorted(names) if not variables.is_secret(name)},
     }
