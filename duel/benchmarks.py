@@ -132,6 +132,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                 },
                 # The paper trains with RMSProp.
                 optimizer=SGD(learning_rate=0.045, batch_size=256, source="torchvision's references, MobileNetV2"),
+                depthwise=True,
                 torchvision="mobilenet_v3_small",
             ),
             Benchmark(
@@ -154,6 +155,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                 },
                 # The paper trains with RMSProp.
                 optimizer=SGD(learning_rate=0.4, batch_size=256, source="pycls, EN-B0_dds_8gpu.yaml"),
+                depthwise=True,
                 torchvision="efficientnet_b0",
             ),
             Benchmark(

@@ -121,7 +121,8 @@ class Benchmark:
 
     ``dataset`` names a loader of ``duel.datasets`` or is ``"synthetic"``: made from the seed, by ``measure.batches``.
     ``loss`` is the mean over all labels that are not missing: "softmax" (one of several classes) or "sigmoid" (yes or
-    no). ``attention`` is True where the model calls ``_layers.attention``, whose kernel a switch chooses.
+    no). ``attention`` is True where the model calls ``_layers.attention``, whose kernel a switch chooses,
+    ``depthwise`` where it has convolutions of single channels.
     ``torchvision`` is what torchvision calls the network, where it publishes weights for it.
     ``curve_steps`` training steps open every run, are the same on both sides, and give the loss curve (and the
     held-out accuracy where the data is real) before anything is timed. Synthetic data are a pool of 8 batches, taken in
@@ -137,6 +138,7 @@ class Benchmark:
     dataset: str = "synthetic"
     loss: str = "softmax"
     attention: bool = False
+    depthwise: bool = False
     torchvision: str | None = None
     curve_steps: int = 9
     unit: str = "images/s"

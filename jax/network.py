@@ -144,6 +144,10 @@ class Network:
             "donation": ("on" if shared else "off", f"{shared} bytes are shared"),
             "attention": ("cudnn", "__cudnn$fmha") if "__cudnn$fmha" in text else ("math", "no custom call for it"),
         }
+        if "depthwise" in self._setting.switches:
+            # Not by group counts: gradients of samples make grouped convolutions of all others, too.
+            named = text.count(_layers.SHIFTED)
+            found["depthwise"] = ("shifted" if named else "grouped", f"{named} operations called {_layers.SHIFTED}")
         if not self._setting.on("triton_gemm"):
             # Of matrix products alone: XLA writes softmax and the like in Triton, too.
             products = sorted(set(re.findall(r"__triton\w*gemm\w*", text)))
@@ -222,7 +226,8 @@ class Network:
         All that is measured goes through here, and so does the canary.
         """
         kernel = ATTENTION.get(self._setting.value("attention"))
-        with _layers.autocast(self._compute), _layers.attention_by(kernel):
+        shifted = self._setting.value("depthwise") == "shifted"
+        with _layers.autocast(self._compute), _layers.attention_by(kernel), _layers.depthwise_shifted(shifted):
             return model(*inputs).astype(self._dtype)
 
     @functools.cached_property

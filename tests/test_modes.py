@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, clean_environment, interpreter
+from conftest import ROOT, Main, clean_environment, interpreter, rows_of
 
 from duel import modes
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
@@ -219,3 +219,60 @@ def test_pytorch_says_before_its_first_step_how_it_will_run() -> None:
     found = json.loads(said.stdout)
     assert len(found) == 6
     assert all(execution == ("compiled" if name.endswith("on") else "eager") for name, execution in found.items())
+
+
+DEPTHWISE = """
+import itertools, json, sys
+sys.path[:0] = ["jax", "."]
+import jax
+import jax.numpy as jnp
+import numpy as np
+import network
+from duel.catalogue import BENCHMARKS, Images
+from models import _layers
+
+jax.config.update("jax_enable_x64", True)
+apart = 0.0
+for kernel, stride, padding, size in itertools.product((3, 5), (1, 2), (0, 1, 2), (5, 8)):
+    generator = np.random.default_rng(0)
+    conv = _layers.Conv(6, 6, kernel, stride, padding, groups=6)
+    conv.kernel[...] = jnp.asarray(generator.standard_normal(conv.kernel.shape))
+    x = jnp.asarray(generator.standard_normal((2, size, size + 1, 6)))
+    results = []
+    for shifted in (False, True):
+        with _layers.depthwise_shifted(shifted):
+            value, gradient = jax.vjp(conv, x)
+            results.append((value, *gradient(jnp.cos(value))))
+    for one, other in zip(*results):
+        apart = max(apart, float(jnp.abs(one - other).max()))
+grouped = {}
+for name, benchmark in BENCHMARKS.items():
+    modules = [module for _, module in network.nnx.iter_modules(network.build(benchmark, "tiny"))]
+    grouped[name] = any(isinstance(module, _layers.Conv) and module.groups > 1 for module in modules)
+print(json.dumps({"apart": apart, "grouped": grouped}))
+"""
+
+
+def test_both_ways_to_a_depthwise_convolution_are_one_function_and_the_catalogue_says_who_has_one() -> None:
+    command = [interpreter("jax"), "-c", DEPTHWISE]
+    said = subprocess.run(command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True)
+    found = json.loads(said.stdout)
+    assert 0 < found["apart"] < 1e-13
+    assert found["grouped"] == {name: benchmark.depthwise for name, benchmark in BENCHMARKS.items()}
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "proof"),
+    [("default", "grouped", "0 operations called"), ("tuned", "shifted", "operations called shifted")],
+)
+def test_a_row_shows_by_its_program_which_way_it_took(
+    main: Main, checkout: Path, mode: str, value: str, proof: str
+) -> None:
+    asked = ("--benchmark", "mobilenet_v3_small", "--use_case", "1,3,5", "--preset", "smoke", "--framework", "jax")
+    more = ("--products", "clipped_sum", "--batch_sizes", "8", "--mode", mode, "--device", "cpu", "--wait")
+    said = main(*asked, *more, timeout=300)
+    assert said.returncode == 0, said.stdout + said.stderr
+    rows = rows_of(checkout)
+    assert len(rows) == 3
+    assert all(f"depthwise={value}" in row["switches"] for row in rows)
+    assert all(proof in row["proofs"] for row in rows)

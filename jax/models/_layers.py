@@ -18,6 +18,8 @@ _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
 Kernel = Literal["xla", "cudnn"]  # JAX's names for what computes attention
 _attention: contextvars.ContextVar[Kernel | None] = contextvars.ContextVar("attention", default=None)
+SHIFTED = "shifted_products"  # what the program calls the operations of a depthwise convolution that is taken apart
+_shifted: contextvars.ContextVar[bool] = contextvars.ContextVar("shifted", default=False)
 
 
 @contextlib.contextmanager
@@ -38,6 +40,16 @@ def attention_by(implementation: Kernel | None) -> Iterator[None]:
         yield
     finally:
         _attention.reset(token)
+
+
+@contextlib.contextmanager
+def depthwise_shifted(on: bool) -> Iterator[None]:
+    """Depthwise convolutions that are traced inside are sums of shifted products, not grouped convolutions."""
+    token = _shifted.set(on)
+    try:
+        yield
+    finally:
+        _shifted.reset(token)
 
 
 def _over_batch(mean: jax.Array) -> jax.Array:
@@ -110,15 +122,34 @@ class Conv(nnx.Module):
         self.padding = kernel // 2 if padding is None else padding
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = jax.lax.conv_general_dilated(
-            cast(x),
-            cast(self.kernel[...]),
-            (self.stride, self.stride),
-            [(self.padding, self.padding)] * 2,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-            feature_group_count=self.groups,
-        )
+        x, kernel = cast(x), cast(self.kernel[...])
+        if _shifted.get() and self.groups == x.shape[-1] == kernel.shape[-1]:
+            y = _depthwise(x, kernel[:, :, 0], self.stride, self.padding)
+        else:
+            y = jax.lax.conv_general_dilated(
+                x,
+                kernel,
+                (self.stride, self.stride),
+                [(self.padding, self.padding)] * 2,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                feature_group_count=self.groups,
+            )
         return _add(y, None if self.bias is None else self.bias[...])
+
+
+@jax.named_scope(SHIFTED)
+def _depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Each channel of ``x`` with its own part of ``kernel`` (height, width, channels), summed in at least float32."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    padded = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    height, width = ((size - kernel.shape[0]) // stride + 1 for size in padded.shape[1:3])
+    total = jnp.zeros((len(x), height, width, x.shape[-1]), wide)
+    for row in range(kernel.shape[0]):
+        for column in range(kernel.shape[1]):
+            ends = row + stride * (height - 1) + 1, column + stride * (width - 1) + 1
+            part = padded[:, row : ends[0] : stride, column : ends[1] : stride]
+            total += part.astype(wide) * kernel[row, column].astype(wide)
+    return total.astype(x.dtype)
 
 
 class BatchNorm(nnx.Module):
