@@ -3,6 +3,7 @@
 A ratio is printed of no pair without it. It is made of the two rows alone, so whoever has the CSV can make it again.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ ACCURACY = {"fp32": 0.02, "tf32": 0.03, "bf16": 0.05, "fp16": 0.03}  # of the he
 CLOCKS = 0.15  # relative difference of the clocks' medians
 FOREIGN_LOAD = 0.05  # mean share of the CPUs' time
 LEFT_OUT = 0.3  # share of the blocks
+FEWEST_BLOCKS = 2  # that a figure stands on
 # A step of a block may take so much less than one that is waited for: a device that is kept busy does not wait for the
 # host, which for the shortest steps is most of the time.
 WAITED, SHORTEST_WAITED = 10.0, 2e-3  # times, seconds
@@ -91,6 +93,21 @@ def disturbances(row: Row) -> list[tuple[str, str]]:
         ),
     }
     return [fault for fault, bad in checks.items() if bad]
+
+
+def no_figure(row: Row) -> str:
+    """Why the row's throughput is not one to make a ratio of, or to show; empty where it is."""
+    what = f"{row.framework} in {row.run_id}, row {row.row}"
+    if row.throughput is None or not 0 < row.throughput < math.inf:
+        return f"{what}: throughput {row.throughput}"
+    return f"{what}: {few}" if (few := too_few_blocks(row)) else ""
+
+
+def too_few_blocks(row: Row) -> str:
+    """Of how few blocks the row's step times are told; empty where they are enough."""
+    if row.blocks is None or row.blocks >= FEWEST_BLOCKS:
+        return ""
+    return f"{row.blocks} of {row.blocks + (row.left_out_blocks or 0)} blocks are left"
 
 
 def _apart(one: Row, other: Row) -> list[str]:

@@ -141,9 +141,9 @@ _TUNED: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
         ("pytorch", "mps"): _COMPILED,
         ("pytorch", "gpu"): _COMPILED | {"cudnn_benchmark": ON, "cuda_graphs": ON},
         ("jax", "gpu"): {"latency_hiding": ON},
-        # XLA's CPU compiler computes a grouped convolution channel by channel: on two AMD cores sums of shifted products
-        # were 3.6 to 9.8 times as fast in inference and 3.4 to 4.0 times with gradients, in MobileNetV3-Small and
-        # EfficientNet-B0 at both sizes.
+        # XLA's CPU compiler computes a grouped convolution channel by channel: on two AMD cores (busy ones) sums of
+        # shifted products were 3.6 to 9.8 times as fast in inference and 3.4 to 4.0 times with gradients, in
+        # MobileNetV3-Small and EfficientNet-B0 at both sizes.
         ("jax", "cpu"): {"depthwise": "shifted"},
     }
 )

@@ -126,7 +126,9 @@ class Row:
     steady: bool | None = column("whether blocks showed no trend when the warm-up ended")
     warmup_steps: int | None = column("steps before the first timed one", "steps")
     iterations: int | None = column("timed steps, of all blocks", "steps")
-    blocks: int | None = column("blocks that the step times are told of: the n of their statistics")
+    blocks: int | None = column(
+        "blocks that the step times are told of: the n of their statistics; below 2 they are none"
+    )
     left_out_blocks: int | None = column("timed blocks that are left out of them")
     left_out: str | None = column("why: throttled, or others on the device")
     outliers: int | None = column("blocks beyond Tukey's fences, 1.5 interquartile ranges; none is left out for that")

@@ -184,6 +184,7 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"use_case": 5},
     {"use_case": 5, "preset": "smoke"},
     {"mode": "tuned-channels_last", "precision": "bf16"},
+    {"pairs": 2, "session": 2, "delay": 7200},
 )
 POINT = (
     *("benchmark", "use_case", "precision", "mode", "size", "target", "batch_size", "product", "microbatch"),
@@ -315,3 +316,33 @@ def test_damaged_folders_are_named_and_nothing_ends_in_a_traceback(main: Main, c
     assert "not known: verdicts: " in said.stdout
     assert "not a table of rows; delete it" in said.stdout
     json.loads(main("status", "--json").stdout)
+
+
+def test_the_figures_of_a_row_with_fewer_than_two_clean_blocks_are_not_shown(results: Results) -> None:
+    runs = make_pair(results, STAMPS[0])
+    runs[1].write_row(runs[1].read_row(0).replace(blocks=1, left_out_blocks=49, left_out="49 others on the CPUs"))
+    said = printed(runs, results)
+    assert "- (1 of 50 blocks are left)" in said
+    assert " 100 " not in said
+
+
+def test_what_is_shown_of_repeats_is_their_median(results: Results) -> None:
+    run = make(results, job(PAIRED), STAMPS[0])
+    for number, throughput in enumerate((100.0, 90.0, 50.0, 400.0, 300.0, 70.0, 80.0, 200.0)):
+        run.write_row(run.read_row(number).replace(throughput=throughput))
+    line = next(line for line in printed([run], results).splitlines() if line.startswith("throughput ("))
+    assert line.split()[-2:] == ["250", "75"]
+
+
+def test_of_several_commands_the_same_point_comes_to_one_line_over_sessions(results: Results) -> None:
+    runs = []
+    for hour, stamp in zip((0, 2, 4), STAMPS, strict=True):
+        runs.append(make(results, job(PAIRED), stamp))
+        times = {"started": f"2026-11-24T0{hour}:00:00Z", "ended": f"2026-11-24T0{hour}:01:00Z"}
+        for row in runs[-1].rows():
+            runs[-1].write_row(row.replace(pair="p", **times))
+    said = printed(runs, results).splitlines()
+    what = "mnist (full, fp32), train_single, batch size 64"
+    assert said[1] == f"{what}: equal within 5 %: JAX / PyTorch 1.000 [1.000, 1.000] over 3 sessions"
+    assert said[2] == f"{what}: equal within 5 %: JAX / PyTorch 1.000 [1.000, 1.000] within this session"
+    assert any("another session may show 1.000 to 1.000" in line for line in said)

@@ -131,6 +131,16 @@ def test_sessions_of_one_pair_each_are_enough_from_three_on() -> None:
     assert (outcome.found, outcome.kind) == (None, "indicative")
 
 
+@pytest.mark.parametrize("two_scripts", [False, True])
+def test_what_claims_nothing_or_was_not_measured_in_turn_is_no_session(two_scripts: bool) -> None:
+    each = [session([1.5] * 4, hour) for hour in (0.0, 2.0, 4.0)]
+    for rows in each:
+        for place, row in enumerate(rows):
+            change = {"run_id": f"{row.framework}_{row.run_id}"} if two_scripts else {"preset": "smoke"}
+            rows[place] = dataclasses.replace(row, **change)
+    assert [outcome.reach for outcome in found(*each)] == ["within this session"] * 3
+
+
 def test_points_that_differ_in_devices_products_or_modes_are_never_one_line(tmp_path: Path) -> None:
     """Three numbers of devices, two products, two modes, two microbatches: each is a line of ratios.csv."""
     changes: list[dict[str, Any]] = [

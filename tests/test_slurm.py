@@ -7,6 +7,7 @@ a stand-in of a line or two, which says so in its name.
 import json
 import re
 import subprocess
+from datetime import datetime
 
 import pytest
 from conftest import Site, clean_environment, rows_of
@@ -145,6 +146,27 @@ def test_both_frameworks_in_turn_are_one_allocation(site: Site) -> None:
     job_said = site.main("logs", rows[0]["run_id"])
     assert f"1 of 1 pairs {rows[0]['comparable']}\n" in job_said
     assert said.endswith(site.main("compare"))
+
+
+def test_the_first_session_runs_at_once_and_the_others_at_their_time_or_when_they_are_asked_for(site: Site) -> None:
+    site.target(*CPU)
+    site.main(*MNIST, "--paired", "--sessions", "3", "--spacing", "2h")
+    first, *others = site.results.runs()
+    site.wait_for_state(first, "finished")
+    seen = site.statuses()
+    assert [seen[run.id]["state"] for run in others] == ["queued", "queued"]
+    for number, run in enumerate(others, 1):
+        assert f"#SBATCH --begin=now+{7200 * number}\n" in run.script.read_text()
+        assert "waits for its begin time" in seen[run.id]["slurm"]["words"]
+        started = site.slurm.run("squeue", "-h", "-j", str(run.launch().slurm_job_id), "-o", "%V %S").stdout.split()
+        submitted, begins = (datetime.fromisoformat(text) for text in started)
+        assert 7200 * number - 5 <= (begins - submitted).total_seconds() <= 7200 * number + 60
+    site.main("cancel", "--state", "queued")
+    site.main("resubmit", others[0].id)
+    (again,) = (run for run in site.results.runs() if run.launch().after)
+    site.wait_for_state(again, "finished")
+    assert "--begin" not in again.script.read_text()
+    assert [row["repeats"] for row in rows_of(site.folder) if row["status"] == "finished"] == ["1"] * 4
 
 
 def test_lines_for_the_login_node_run_where_sbatch_does_and_reach_it(site: Site) -> None:

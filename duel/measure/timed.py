@@ -90,7 +90,8 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
     kept = [block for place, block in enumerate(blocks) if place not in without]
     if why:
         print(f"warning: {len(without)} of {len(blocks)} blocks are left out: {why}", flush=True)
-    figures: Columns = timing.summary(kept if len(kept) >= 2 else blocks, batch_size)
+    # Of fewer than two what follows still needs a time, of all; the number of blocks says that it is no figure.
+    figures: Columns = timing.summary(kept if len(kept) >= 2 else blocks, batch_size) | {"blocks": len(kept)}
     figures["iterations"] = sum(block.steps for block in blocks)
     unknown = f"; not told: {watch.untold}" if watch.untold else ""
     figures |= {"left_out": why + unknown if why else None, "missing": {"left_out": f"none is{unknown}"}}

@@ -33,6 +33,9 @@ def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str |
         preset=after.name,
         size=None if size == after.size else size,
         batch_sizes=batch_sizes,
+        pairs=None,
+        session=1,
+        delay=0,
     )
     defaults = {("--preset", claiming.name), ("--precision", "fp32"), ("--nodes", "1"), ("--scaling", WEAK)}
     defaults.add(("--target", str(default_target)))

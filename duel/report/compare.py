@@ -60,7 +60,7 @@ class Group:
             sides = ", ".join(dict.fromkeys(str(row.framework) for row in self.rows))
             return f"{self.what}: nothing to compare, there are only rows of {sides}"
         if len(self.found) == 1:
-            return f"{self.what}: {_cut(self.found[0].short)}"
+            return f"{self.what}: {_short(self.found[0])}"
         kinds = Counter(outcome.kind for outcome in self.found)
         first, *others = kinds.items()
         many = f"all {first[1]}" if not others else f"{first[1]} of {len(self.found)}"
@@ -79,8 +79,10 @@ def combined(groups: Sequence[Group]) -> list[tuple[str, Outcome]]:
     return [(Group([], [row for pair in outcome.pairs for row in pair], [], []).what, outcome) for outcome in several]
 
 
-def _cut(reason: str) -> str:
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 1]}…"
+def _short(outcome: Outcome) -> str:
+    """In one line; a reason may be cut, figures are not."""
+    text = outcome.short
+    return text if outcome.shown or len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
 def remarks(rows: list[Row]) -> list[str]:
@@ -145,7 +147,7 @@ def standing(found: list[Outcome], rows: list[Row]) -> list[str]:
     for outcome in found:
         row = outcome.row
         what = _at(row, varied)
-        if outcome.shown or varied or _cut(outcome.short) != outcome.short:
+        if outcome.shown or varied or _short(outcome) != outcome.short:
             # The table of many points has the intervals and the noise floors.
             intervals = f"95 % intervals {outcome.reach}, of {len(outcome.pairs)} pairs. {COMPARABLE}"
             texts.append((what, intervals if varied and outcome.found else outcome.basis))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
-from duel.comparability import COMPARABLE, NOT_COMPARABLE, partners
+from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
 from duel.record import Row
 from duel.report import ratios
 from duel.report.ratios import Pair, Ratio
@@ -28,7 +28,6 @@ UNCHANGED = (
     "execution",
     "device_id",
 )
-FEWEST_BLOCKS = 2  # that a figure stands on
 EQUAL = f"equal within {round(100 * (ratios.EQUAL - 1))} %"
 UNDECIDED = "undecided"
 FASTER = "is faster"
@@ -93,7 +92,7 @@ class Outcome:
         """What the ratio is the mean of: logarithms of pairs, or of sessions from ``CLAIM_SESSIONS`` on."""
         if self.found is None or self.found.within:
             return logs(self.pairs)
-        return [statistics.fmean(logs(session)) for session in self.sessions]
+        return [ratios.mean(_in_order(session)) for session in self.sessions]
 
     @property
     def kind(self) -> str:
@@ -157,7 +156,7 @@ class Outcome:
     def _processes(self) -> str:
         """What an indicative ratio stands on."""
         n = len(self.pairs)
-        if all(one.run_id == other.run_id for one, other in self.pairs):
+        if in_turn(self.pairs):
             return "one pair, measured in turn" if n == 1 else f"{n} pairs, measured in turn"
         return "one process each, not in turn" if n == 1 else f"{n} processes each, not in turn"
 
@@ -177,21 +176,16 @@ class Outcome:
         """Steps after which the side that starts more slowly and runs faster has caught up, by medians; None: never."""
         if self.found is None:
             return None
-        one, other = self.starts
-        steps = [
-            statistics.median(row.step_seconds_p50 or math.nan for row in side)
-            for side in zip(*self.pairs, strict=True)
-        ]
-        slower, gain = one - other, steps[1] - steps[0]
+        each = [[row.step_seconds_p50 or math.nan for row in pair] for pair in self.pairs]
+        steps = [statistics.median(side) for side in zip(*each, strict=True)]
+        slower, gain = self.starts[0] - self.starts[1], steps[1] - steps[0]
         return slower / gain if gain and slower / gain > 0 else None
 
     @property
     def starts(self) -> list[float]:
         """Seconds of each side until its first step is done, the median over its processes."""
-        sides = zip(*self.pairs, strict=True)
-        return [
-            statistics.median((row.compile_seconds or 0) + (row.first_step_seconds or 0) for row in s) for s in sides
-        ]
+        each = [[(r.compile_seconds or 0.0) + (r.first_step_seconds or 0.0) for r in pair] for pair in self.pairs]
+        return [statistics.median(side) for side in zip(*each, strict=True)]
 
 
 def outcomes(rows: Sequence[Row]) -> list[Outcome]:
@@ -199,12 +193,11 @@ def outcomes(rows: Sequence[Row]) -> list[Outcome]:
     points: dict[tuple[str | None, int | None], Session] = {}
     for pair in partners(rows):
         points.setdefault((pair[0].group, pair[0].point), []).append(pair)
-    found = []
-    for (group, point), pairs in points.items():
-        pairs.sort(key=lambda pair: pair[0].repeat or 0)
-        there = {row.repeat or 0 for row in rows if (row.group, row.point) == (group, point)}
-        found.append(outcome(pairs, there))
-    return found
+    there: dict[tuple[str | None, int | None], set[int]] = {}
+    for row in rows:
+        there.setdefault((row.group, row.point), set()).add(row.repeat or 0)
+    in_order = {where: sorted(pairs, key=lambda pair: pair[0].repeat or 0) for where, pairs in points.items()}
+    return [outcome(pairs, there[where]) for where, pairs in in_order.items()]
 
 
 def outcome(pairs: Session, there: set[int]) -> Outcome:
@@ -235,11 +228,15 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
 
 def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
     """What comparable pairs of ``sessions``, enough of them, come to."""
-    each = [[Pair(log, _jax_first(*pair)) for log, pair in zip(logs(s), s, strict=True)] for s in sessions]
+    found = ratios.ratio([_in_order(session) for session in sessions])
     same = same_side([pair for session in sessions for pair in session])
     floor = ratios.noise_floor(same) if len(same) > 1 else None
     far = [name for session in sessions for name in _far(session)]
-    return Outcome(sessions, ratios.ratio(each), floor, far=far, apart=list(apart))
+    return Outcome(sessions, found, floor, far=far, apart=list(apart))
+
+
+def _in_order(session: Session) -> list[Pair]:
+    return [Pair(log, _jax_first(*pair)) for log, pair in zip(logs(session), session, strict=True)]
 
 
 def _incomplete(pairs: Session, there: set[int]) -> str:
@@ -255,16 +252,6 @@ def _incomplete(pairs: Session, there: set[int]) -> str:
     return f"pair{'s' * several} {places} of {len(planned)} lack{'s' * (not several)} a row"
 
 
-def no_figure(row: Row) -> str:
-    """Why the row's throughput is not one to make a ratio of, or to show; empty where it is."""
-    what = f"{row.framework} in {row.run_id}, row {row.row}"
-    if row.throughput is None or not 0 < row.throughput < math.inf:
-        return f"{what}: throughput {row.throughput}"
-    if row.blocks is not None and row.blocks < FEWEST_BLOCKS:
-        return f"{what}: {row.blocks} of {row.blocks + (row.left_out_blocks or 0)} blocks are left"
-    return ""
-
-
 def _barred(row: Row) -> str:
     """Of a pair that was skipped on both sides nothing is judged."""
     return str(row.comparable) if row.comparable else f"{row.status} on both sides: {row.cause}"
@@ -273,6 +260,11 @@ def _barred(row: Row) -> str:
 def logs(pairs: Session) -> list[float]:
     """Of each pair's ratio."""
     return [math.log((one.throughput or math.nan) / (other.throughput or math.nan)) for one, other in pairs]
+
+
+def in_turn(pairs: Session) -> bool:
+    """Whether one job measured both sides of each."""
+    return all(one.run_id == other.run_id for one, other in pairs)
 
 
 def _jax_first(one: Row, other: Row) -> bool:

@@ -21,8 +21,8 @@ from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
 from duel.report import points
-from duel.report.pairs import Outcome, outcomes
-from duel.report.sessions import over_sessions
+from duel.report.pairs import Outcome, in_turn, outcomes
+from duel.report.sessions import claims, over_sessions
 from duel.report.waterfall import waterfalls
 from duel.results import Results
 from duel.states import FINISHED
@@ -116,10 +116,9 @@ def _unfit(outcome: Outcome, device: str | None, results: Results) -> str:
         return "not all of it has finished"
     if others := {str(row.device_name) for row in rows} - {device}:
         return f"measured on {', '.join(sorted(others))}, the folder is of {device}: another --name is valid"
-    claiming = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
-    in_turn = all(one.run_id == other.run_id for one, other in outcome.pairs)
-    if outcome.row.preset not in claiming or not in_turn:
-        how = "in turn" if in_turn else "not in turn"
+    if not claims(outcome):
+        claiming = [preset.name for preset in PRESETS.values() if preset.pairs >= CLAIM_PAIRS]
+        how = "in turn" if in_turn(outcome.pairs) else "not in turn"
         return f"preset {outcome.row.preset}, {how}: --paired with {' or '.join(claiming)} is valid"
     if any(row.git_dirty or row.git_sha is None for row in rows):
         return "the code that ran was no commit"

@@ -65,21 +65,21 @@ class Ratio:
 
 def ratio(sessions: Sequence[Sequence[Pair]]) -> Ratio:
     """Of the pairs of each session. Raises ValueError for too few to tell how much they vary."""
-    means = [_mean(pairs) for pairs in sessions]
-    mean, n, pairs = statistics.fmean(means), len(means), sum(map(len, sessions))
+    means = [mean(pairs) for pairs in sessions]
+    middle, n, pairs = statistics.fmean(means), len(means), sum(map(len, sessions))
     if n < CLAIM_SESSIONS:
         error, freedom = _within(sessions)
         half = _quantile(freedom) * error
-        return Ratio(*_exp(mean, half), n, pairs, _chance(mean, error, freedom))
+        return Ratio(*_exp(middle, half), n, pairs, _chance(middle, error, freedom))
     deviation = statistics.stdev(means)
     error = deviation / math.sqrt(n)
     half = _quantile(n - 1) * error
-    _, *another = _exp(mean, half * math.sqrt(n + 1))  # of the deviation, sqrt(1 + 1 / n) times
-    chance = _chance(mean, error, n - 1)
-    return Ratio(*_exp(mean, half), n, pairs, chance, (another[0], another[1]), math.expm1(deviation))
+    _, low, high = _exp(middle, half * math.sqrt(n + 1))  # of the deviation, sqrt(1 + 1 / n) times
+    chance = _chance(middle, error, n - 1)
+    return Ratio(*_exp(middle, half), n, pairs, chance, (low, high), math.expm1(deviation))
 
 
-def _mean(pairs: Sequence[Pair]) -> float:
+def mean(pairs: Sequence[Pair]) -> float:
     """Of the logarithms of one session.
 
     Of the pairs in which one side ran first and of those in which the other did, each mean counts once: in the order

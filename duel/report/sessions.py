@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, SESSION_SECONDS
-from duel.report.pairs import Outcome, Session, changes, claim
+from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, PRESETS, SESSION_SECONDS
+from duel.report.pairs import Outcome, Session, changes, claim, in_turn
 
 # What sessions of one point have in common besides ``pair``; where they do not, they are kept apart.
 ALIKE = (
@@ -23,12 +23,19 @@ def over_sessions(found: Sequence[Outcome]) -> list[Outcome]:
     """Of the outcomes ``found``, each of one group, those of the same point together, in order of their first.
 
     A group without comparable pairs is left out of a ratio that others have, and named. What is of other code,
-    versions or switches makes an outcome of its own.
+    versions or switches makes an outcome of its own, and so does a group that was not measured in turn, or by a preset
+    that claims nothing.
     """
     points: dict[object, list[Outcome]] = {}
     for place, outcome in enumerate(found):
-        points.setdefault(outcome.row.pair or place, []).append(outcome)
+        points.setdefault(outcome.row.pair if claims(outcome) and outcome.row.pair else place, []).append(outcome)
     return [merged for same in points.values() for merged in _merged(same)]
+
+
+def claims(outcome: Outcome) -> bool:
+    """Whether its pairs may be part of a claim, if only there are enough of them."""
+    preset = PRESETS.get(str(outcome.row.preset))
+    return preset is not None and preset.pairs >= CLAIM_PAIRS and in_turn(outcome.pairs)
 
 
 def _merged(same: list[Outcome]) -> list[Outcome]:

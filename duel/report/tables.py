@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from duel.catalogue import FRAMEWORKS
+from duel.comparability import too_few_blocks
 from duel.record import NOT_HERE, Row
 from duel.report.pairs import Outcome
 from duel.states import FINISHED
@@ -73,6 +74,8 @@ POINT = ("product", "batch_size", "device_count")
 MANY = ("device_count", "nodes")
 # What is shown where it is not the same everywhere, and where any row has it.
 IF_APART, IF_ANY = ("host", "device_id"), ("rung", "left_out_blocks", "joules_per_item", "mean_watts")
+# What is made of the timed blocks.
+OF_BLOCKS = ("throughput", "step_seconds_p50", "step_seconds_std", "scaling_efficiency", "throughput_per_gb", "mfu")
 LATENCIES = [name for name in SHOWN if name.startswith("latency_seconds")]
 UNITS = {
     "throughput": 1.0,
@@ -216,8 +219,8 @@ def _points(
 def _throughput(row: Row | None) -> str:
     if row is None:
         return "-"
-    if row.status != FINISHED or row.throughput is None:
-        return str(row.status)
+    if row.status != FINISHED or row.throughput is None or too_few_blocks(row):
+        return too_few_blocks(row) or str(row.status)
     return as_text("throughput", row.throughput, "")
 
 
@@ -227,7 +230,8 @@ def _details(points: dict[Any, dict[str, Row]], names: Sequence[str], varied: Se
     columns = [name for name in SHORT if any(getattr(row, name) is not None for row in rows)]
     lines = []
     for row in rows:
-        texts = [as_text(name, getattr(row, name), "") or "-" for name in columns]
+        few = OF_BLOCKS if too_few_blocks(row) else ()
+        texts = ["-" if name in few else as_text(name, getattr(row, name), "") or "-" for name in columns]
         at = ["-" if getattr(row, name) is None else str(getattr(row, name)) for name in varied]
         lines.append([*at, str(row.framework), *texts])
     head = [*(_short(name) for name in varied), "framework", *(SHORT[name] for name in columns)]
@@ -248,6 +252,8 @@ def _cell(name: str, row: Row) -> str:
     """A quantity of a row as text, or why there is none."""
     if name in MANY and not row.scaling:
         return ""
+    if name in OF_BLOCKS and (few := too_few_blocks(row)):
+        return f"- ({few})"
     return as_text(name, getattr(row, name), row.missing.get(name, ""))
 
 
