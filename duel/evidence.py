@@ -47,9 +47,10 @@ BASE: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-10, "bf16": 2.0**-6, "f
 # "moved" moves (convolution, norm and activation, forward and back), and the two sides round them independently:
 # sqrt(2 * 6). Of both sides the movement is the smaller one, so that no side's own noise widens the bound. A tensor's
 # own in half precision is the exception: there it is their root mean square, since a side that fuses operations rounds
-# less, up to WIDER times the smaller one. So a side's noise can double that bound, and no more.
+# less, up to WIDER times the smaller one: a side's noise widens that bound by half, and no more. (Of eleven benchmarks
+# without a mistake the widest needs 1.06.)
 TIMES: Mapping[str, float] = {"fp32": 2.0, "float64": 2.0, "bf16": 3.5, "fp16": 3.5, "tf32": 3.5}
-WIDER = 2.0
+WIDER = 1.5
 # A tensor's own scale is at least this share of all tensors of its kind together: the gradient of a key's bias is zero,
 # and what is left of it is rounding of the others.
 LEAST = 1e-2
