@@ -21,7 +21,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES, PAIRS, BLOCK_SECONDS, WARM_SECONDS = 4, 20, 0.1, 1.0
-LEFT_OUT = ("threads", "deterministic", "opacus")  # those of the process, and those that no mode turns for speed
 
 
 def main() -> int:
@@ -56,13 +55,13 @@ def main() -> int:
 
 def turned(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Each switch that there is for this on this machine, with each value but the first."""
-    from duel import modes
+    from duel import switches
     from duel.measure.device import choose
 
     kind = choose(None, importlib.import_module("devices").available()).kind
-    here = modes.settings(modes.DEFAULT, args.framework, args.benchmark, args.use_case, "fp32", kind)
-    known = [s for s in modes.SWITCHES if s.framework == args.framework and s.name in here and s.name not in LEFT_OUT]
-    return [(s.name, value) for s in known if args.only in (None, s.name) for value in s.values[1:]]
+    here = switches.applicable(args.framework, args.benchmark, args.use_case, kind).values()
+    known = [switch for switch in here if switch.searched and args.only in (None, switch.name)]
+    return [(switch.name, value) for switch in known for value in switch.values[1:]]
 
 
 def measured(args: argparse.Namespace, switch: str, value: str) -> float:

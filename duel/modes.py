@@ -1,4 +1,4 @@
-"""Modes: named sets of switches; what each switch is, where it exists, and what proves that it was in force.
+"""Modes: named sets of switches.
 
 A mode is written as a name, from which switches are turned one at a time: ``default``, ``tuned``,
 ``default+channels_last``, ``tuned-compile``, ``default+threads=1``. Both sides of a pair get one mode; a switch that
@@ -6,122 +6,15 @@ one side does not have leaves that side as it is.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Images
+from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.errors import UserError
+from duel.switches import AS_PASSED, OFF, ON, SWITCHES, applicable, default_value
 
-OFF, ON = "off", "on"
-AS_PASSED = "as passed"  # nothing that could be looked at shows whether it was obeyed
-TRAINING, PER_SAMPLE, INFERENCE = "training", "per_sample_gradients", "inference"  # modules of use cases
 HALF = ("bf16", "fp16")
-
-
-def _has_images(benchmark: Benchmark) -> bool:
-    return all(isinstance(size.inputs, Images) for size in benchmark.sizes.values())
-
-
-@dataclass(frozen=True)
-class Switch:
-    """One switch of one framework, on the ``device_kinds``, for the ``modules`` and benchmarks that have it.
-
-    The first of ``values`` is what a newcomer gets; ``counts``: a number from 1 on is valid, too. ``proof`` is what
-    shows that it was in force, ``AS_PASSED`` where nothing does.
-    """
-
-    name: str
-    framework: str
-    meaning: str
-    proof: str
-    values: tuple[str, ...] = (OFF, ON)
-    counts: bool = False
-    device_kinds: tuple[str, ...] = DEVICE_KINDS
-    modules: tuple[str, ...] = (TRAINING, PER_SAMPLE, INFERENCE)
-    suits: Callable[[Benchmark], bool] = lambda benchmark: True
-    needs: str = ""  # a switch that must be on
-    excludes: str = ""  # one that must not
-
-
-_GPU = ("gpu",)
-SWITCHES: tuple[Switch, ...] = (
-    *(
-        Switch(
-            *("threads", framework, "CPUs that the process may use", "affinity of the process"),
-            values=("all",),
-            counts=True,
-            device_kinds=("cpu",),
-        )
-        for framework in FRAMEWORKS
-    ),
-    Switch("deterministic", "jax", "kernels that give the same bits again", "bits of a repeat"),
-    Switch("deterministic", "pytorch", "kernels that give the same bits again", "bits of a repeat"),
-    Switch("compile", "pytorch", "torch.compile of the step", "Dynamo's graphs", device_kinds=("cpu", "gpu", "mps")),
-    Switch(
-        *("channels_last", "pytorch", "images and kernels as NHWC in memory", "strides"),
-        modules=(TRAINING, INFERENCE),
-        suits=_has_images,
-    ),
-    Switch(
-        *("fused_optimizer", "pytorch", "the optimizer's step as one kernel", "kernel names"),
-        device_kinds=("cpu", "gpu"),
-        modules=(TRAINING,),
-    ),
-    Switch("cudnn_benchmark", "pytorch", "cuDNN tries its algorithms", AS_PASSED, device_kinds=_GPU),
-    Switch(
-        *("cuda_graphs", "pytorch", "torch.compile's mode 'reduce-overhead'", "recorded graphs"),
-        device_kinds=_GPU,
-        needs="compile",
-    ),
-    Switch(
-        *("max_autotune", "pytorch", "torch.compile's mode 'max-autotune'", AS_PASSED),
-        device_kinds=_GPU,
-        needs="compile",
-    ),
-    Switch(
-        *("attention", "pytorch", "the kernel of scaled dot-product attention", "kernel names"),
-        values=("framework", "math", "flash", "efficient", "cudnn"),
-        device_kinds=("cpu", "gpu"),
-        modules=(TRAINING, INFERENCE),
-        suits=lambda benchmark: benchmark.attention,
-    ),
-    Switch(
-        *("opacus", "pytorch", "gradients of samples by the hooks of that library", "its class"),
-        modules=(PER_SAMPLE,),
-        excludes="compile",
-    ),
-    Switch(
-        *("attention", "jax", "the implementation of jax.nn.dot_product_attention", "custom calls of the program"),
-        values=("framework", "math", "cudnn"),
-        device_kinds=("cpu", "gpu"),
-        modules=(TRAINING, INFERENCE),
-        suits=lambda benchmark: benchmark.attention,
-    ),
-    Switch(
-        *("depthwise", "jax", "depthwise convolutions as grouped ones, or as sums of shifted products"),
-        proof="names in the program",
-        values=("grouped", "shifted"),
-        suits=lambda benchmark: benchmark.depthwise,
-    ),
-    Switch(
-        *("donation", "jax", "the step's state is overwritten in place", "memory shared by input and output"),
-        values=(ON, OFF),
-        modules=(TRAINING,),
-    ),
-    Switch("command_buffers", "jax", "XLA's CUDA graphs", AS_PASSED, values=(ON, OFF), device_kinds=_GPU),
-    Switch(
-        *("triton_gemm", "jax", "XLA may take Triton for matrix products", "custom calls of the program"),
-        values=(ON, OFF),
-        device_kinds=_GPU,
-    ),
-    Switch(
-        *("autotune", "jax", "xla_gpu_autotune_level", AS_PASSED),
-        values=("4", "3", "2", "1", "0"),
-        device_kinds=_GPU,
-    ),
-    Switch("latency_hiding", "jax", "XLA's latency-hiding scheduler", AS_PASSED, device_kinds=_GPU),
-)
 
 DEFAULT, TUNED, COMPILE, OPACUS = "default", "tuned", "compile", "opacus"
 WATERFALL = "waterfall"  # no mode of a row, but those of several: see ``waterfall``
@@ -171,21 +64,13 @@ def check(mode: str) -> str:
     for text, switch, value in steps:
         default_value(switch)  # raises ValueError for an unknown name
         known = [one for one in SWITCHES if one.name == switch]
-        if not any(_takes(one, value) for one in known):
+        if not any(one.takes(value) for one in known):
             valid = [v for one in known for v in one.values] + ["a number" for one in known if one.counts]
             signs = f"; +{switch} and -{switch} stand for on and off" if {ON, OFF} <= set(valid) else ""
             raise ValueError(f"{text}: valid is +{switch}=VALUE with one of {', '.join(dict.fromkeys(valid))}{signs}")
         if turned.setdefault(switch, value) != value:
             raise ValueError(f"mode {mode!r} contradicts itself: {switch} is {turned[switch]} and {value}")
     return mode
-
-
-def default_value(name: str) -> str:
-    """What a newcomer gets of the switch ``name``. Raises ValueError for an unknown one."""
-    for switch in SWITCHES:
-        if switch.name == name:
-            return switch.values[0]
-    raise ValueError(f"unknown switch {name!r}; valid: {', '.join(dict.fromkeys(s.name for s in SWITCHES))}")
 
 
 def _split(mode: str) -> tuple[str, list[tuple[str, str, str]]]:
@@ -197,8 +82,16 @@ def _split(mode: str) -> tuple[str, list[tuple[str, str, str]]]:
     return name, steps
 
 
-def _takes(switch: Switch, value: str) -> bool:
-    return value in switch.values or (switch.counts and re.fullmatch(r"[1-9]\d{0,5}", value) is not None)
+def spelled(name: str, values: Mapping[str, str]) -> str:
+    """The mode ``name`` with each of these switches turned."""
+    return name + "".join(
+        {ON: f"+{one}", OFF: f"-{one}"}.get(value, f"+{one}={value}") for one, value in values.items()
+    )
+
+
+def in_place(mode: str, choice: str) -> str:
+    """``mode`` with the mode ``choice`` where it says ``tuned``."""
+    return choice + mode.removeprefix(TUNED) if _split(mode)[0] == TUNED else mode
 
 
 def _named(name: str) -> dict[str, str]:
@@ -212,21 +105,9 @@ def _asked(mode: str) -> tuple[str, dict[str, str]]:
     return name, _named(name) | {switch: value for _, switch, value in steps}
 
 
-def _applicable(framework: str, benchmark: str, use_case: int, device_kind: str | None) -> dict[str, Switch]:
-    """The switches of ``framework`` that there are for this; without a ``device_kind`` on any."""
-    return {
-        switch.name: switch
-        for switch in SWITCHES
-        if switch.framework == framework
-        and (device_kind is None or device_kind in switch.device_kinds)
-        and USE_CASES[use_case].module in switch.modules
-        and switch.suits(BENCHMARKS[benchmark])
-    }
-
-
 def refuse(mode: str, benchmark: str, use_case: int) -> None:
     """Raise UserError where ``mode`` turns a switch that neither framework has for this."""
-    there = [_applicable(framework, benchmark, use_case, None) for framework in FRAMEWORKS]
+    there = [applicable(framework, benchmark, use_case, None) for framework in FRAMEWORKS]
     for switch in _asked(mode)[1]:
         if not any(switch in side for side in there):
             valid = ", ".join(dict.fromkeys(name for side in there for name in side))
@@ -242,7 +123,7 @@ def settings(
     Raises UserError where the mode turns a switch that this side has, though not here, or where switches exclude each
     other. ``rung`` is how far down the ladder of ``RUNGS`` a crash has led.
     """
-    here = _applicable(framework, benchmark, use_case, device_kind)
+    here = applicable(framework, benchmark, use_case, device_kind)
     name, asked = _asked(mode)
     tuned = dict(_TUNED.get((framework, device_kind), {}))
     if device_kind == "gpu":  # 16 bits: cuDNN's kernel on both sides, which takes no others; else the plain one on both
@@ -255,7 +136,7 @@ def settings(
         if switch not in here:
             said = f"{USE_CASES[use_case].name} of {benchmark} on a {device_kind}"
             raise UserError(f"--mode {mode}: switch {switch} does not apply to {said}; valid: {', '.join(here)}")
-        if not _takes(here[switch], value):
+        if not here[switch].takes(value):
             valid = ", ".join(here[switch].values)
             raise UserError(f"--mode {mode}: {value} is no value of switch {switch} in {framework}; valid: {valid}")
         values[switch] = value
@@ -296,8 +177,7 @@ def waterfall(benchmark: str, use_case: int, precision: str, device_kind: str) -
     needs = {one.name: one.needs for one in SWITCHES if one.name in turned and one.needs in turned}
 
     def mode(name: str, switches: list[str], on: bool) -> str:
-        values = ((switch, turned[switch][on]) for switch in switches)
-        return name + "".join({ON: f"+{s}", OFF: f"-{s}"}.get(value, f"+{s}={value}") for s, value in values)
+        return spelled(name, {switch: turned[switch][on] for switch in switches})
 
     turns = []
     for switch in turned:

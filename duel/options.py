@@ -29,6 +29,7 @@ from duel.catalogue import (
     WEAK,
 )
 from duel.states import STATES
+from duel.switches import SWITCHES
 
 # Options of some use cases alone, called as in ``duel.job.Job``, and of which.
 VARIANTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
@@ -98,12 +99,12 @@ def product(word: str) -> tuple[str]:
 
 def mode(text: str) -> str:
     """A mode, with the switches that are turned from there; switches may be written with hyphens."""
-    for switch in modes.SWITCHES:
+    for switch in SWITCHES:
         text = text.replace(switch.name.replace("_", "-"), switch.name)
     try:
         return modes.check(text)
     except ValueError as error:
-        names = [*modes.MODES, modes.WATERFALL, *(switch.name for switch in modes.SWITCHES)]
+        names = [*modes.MODES, modes.WATERFALL, *(switch.name for switch in SWITCHES)]
         for word in (*re.split("[+=]", text), *re.split("[+=-]", text)):
             guess = "" if word in names else near(word, names)
             if guess:

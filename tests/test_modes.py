@@ -15,6 +15,7 @@ from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
 from duel.measure.device import Device, Setting
+from duel.switches import AS_PASSED, SWITCHES
 
 
 @pytest.mark.parametrize("mode", [*modes.MODES, "default+compile", "tuned-compile", "default+threads=2-donation"])
@@ -58,7 +59,7 @@ def test_what_a_newcomer_gets_is_the_first_value_of_every_switch(
     framework: str, benchmark: str, use_case: int, kind: str
 ) -> None:
     found = settings("default", framework, benchmark, use_case, kind=kind)
-    first = {switch.name: switch.values[0] for switch in modes.SWITCHES if switch.framework == framework}
+    first = {switch.name: switch.values[0] for switch in SWITCHES if switch.framework == framework}
     assert found
     assert found.items() <= first.items()
 
@@ -128,7 +129,7 @@ def test_a_switch_that_did_not_take_is_an_error_with_what_was_found() -> None:
     seen["channels_last"] = ("on", "strides, 161 of 161")
     assert modes.in_force(values, seen) == {
         "attention": "flash (aten._flash)",
-        "autotune": modes.AS_PASSED,
+        "autotune": AS_PASSED,
         "channels_last": "strides, 161 of 161",
     }
 
@@ -181,7 +182,7 @@ def test_each_side_asks_for_switches_of_its_own_and_for_all_that_it_has(framewor
                 case ast.Call(func=ast.Attribute(attr="on" | "value"), args=[ast.Constant(value=str(switch))]):
                     asked.add(switch)
     of_everyone = {"deterministic", "threads"}  # the measuring process looks at these, too
-    assert asked | of_everyone == {switch.name for switch in modes.SWITCHES if switch.framework == framework}
+    assert asked | of_everyone == {switch.name for switch in SWITCHES if switch.framework == framework}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)

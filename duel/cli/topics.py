@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from duel import modes
 from duel.catalogue import ALIASES, BENCHMARKS, PRECISIONS, PRESETS, PRODUCTS, SCALINGS, USE_CASES, VALIDATE
+from duel.switches import SWITCHES
 
 WIDTH = 80
 
@@ -76,7 +77,7 @@ def precisions() -> str:
 def mode() -> str:
     lines = dict(modes.MODES) | {modes.WATERFALL: "all from default to tuned, one switch at a time; needs --paired"}
     switches: dict[str, str] = {}
-    for switch in modes.SWITCHES:
+    for switch in SWITCHES:
         others = f"{switches[switch.name]}; " if switch.name in switches else ""
         if switch.meaning not in others:
             switches[switch.name] = f"{others}{switch.meaning} ({switch.framework})"

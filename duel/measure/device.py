@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from duel import modes
 from duel.catalogue import PRECISIONS, Benchmark
 from duel.measure.nvml import Gpu
+from duel.switches import ON, default_value
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Device:
 class Setting:
     """What is computed, how, and on what: all that a side needs beside samples and weights.
 
-    ``precision`` is a policy of the catalogue or "float64". ``switches`` are values by name (``duel.modes``); what is
-    not there is as a newcomer gets it. ``product`` and ``microbatch`` are of per-sample gradients.
+    ``precision`` is a policy of the catalogue or "float64". ``switches`` are values by name (``duel.switches``); what
+    is not there is as a newcomer gets it. ``product`` and ``microbatch`` are of per-sample gradients.
     """
 
     benchmark: Benchmark
@@ -66,14 +66,14 @@ class Setting:
 
     def __post_init__(self) -> None:
         for switch in self.switches:
-            modes.default_value(switch)  # raises ValueError for an unknown name
+            default_value(switch)  # raises ValueError for an unknown name
 
     def value(self, switch: str) -> str:
         """What ``switch`` is set to, else what a newcomer gets. Raises ValueError for an unknown name."""
-        return self.switches.get(switch, modes.default_value(switch))
+        return self.switches.get(switch, default_value(switch))
 
     def on(self, switch: str) -> bool:
-        return self.value(switch) == modes.ON
+        return self.value(switch) == ON
 
     @property
     def loss_scale(self) -> float:

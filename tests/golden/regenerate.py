@@ -17,10 +17,10 @@ from duel.cli import commands
 from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, script
-from duel.modes import SWITCHES
 from duel.record import Row
 from duel.report import published
 from duel.results import Results
+from duel.switches import SWITCHES
 
 REMEDY = "if the change is meant, 'make golden' rewrites tests/golden and the tables made from the code"
 GOLDEN = Path(__file__).resolve().parent

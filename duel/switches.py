@@ -1,0 +1,143 @@
+"""The switches of both frameworks: what each is, where it exists, and what proves that it was in force."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Images
+
+OFF, ON = "off", "on"
+AS_PASSED = "as passed"  # nothing that could be looked at shows whether it was obeyed
+TRAINING, PER_SAMPLE, INFERENCE = "training", "per_sample_gradients", "inference"  # modules of use cases
+
+
+def _has_images(benchmark: Benchmark) -> bool:
+    return all(isinstance(size.inputs, Images) for size in benchmark.sizes.values())
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch of one framework, on the ``device_kinds``, for the ``modules`` and benchmarks that have it.
+
+    The first of ``values`` is what a newcomer gets; ``counts``: a number from 1 on is valid, too. ``proof`` is what
+    shows that it was in force, ``AS_PASSED`` where nothing does.
+    """
+
+    name: str
+    framework: str
+    meaning: str
+    proof: str
+    values: tuple[str, ...] = (OFF, ON)
+    counts: bool = False
+    device_kinds: tuple[str, ...] = DEVICE_KINDS
+    modules: tuple[str, ...] = (TRAINING, PER_SAMPLE, INFERENCE)
+    suits: Callable[[Benchmark], bool] = lambda benchmark: True
+    needs: str = ""  # a switch that must be on
+    excludes: str = ""  # one that must not
+    searched: bool = True  # whether it may be turned to make a step faster
+
+    def takes(self, value: str) -> bool:
+        return value in self.values or (self.counts and re.fullmatch(r"[1-9]\d{0,5}", value) is not None)
+
+
+_GPU = ("gpu",)
+SWITCHES: tuple[Switch, ...] = (
+    *(
+        Switch(
+            *("threads", framework, "CPUs that the process may use", "affinity of the process"),
+            values=("all",),
+            counts=True,
+            device_kinds=("cpu",),
+            searched=False,
+        )
+        for framework in FRAMEWORKS
+    ),
+    *(
+        Switch("deterministic", framework, "kernels that give the same bits again", "bits of a repeat", searched=False)
+        for framework in FRAMEWORKS
+    ),
+    Switch("compile", "pytorch", "torch.compile of the step", "Dynamo's graphs", device_kinds=("cpu", "gpu", "mps")),
+    Switch(
+        *("channels_last", "pytorch", "images and kernels as NHWC in memory", "strides"),
+        modules=(TRAINING, INFERENCE),
+        suits=_has_images,
+    ),
+    Switch(
+        *("fused_optimizer", "pytorch", "the optimizer's step as one kernel", "kernel names"),
+        device_kinds=("cpu", "gpu"),
+        modules=(TRAINING,),
+    ),
+    Switch("cudnn_benchmark", "pytorch", "cuDNN tries its algorithms", AS_PASSED, device_kinds=_GPU),
+    Switch(
+        *("cuda_graphs", "pytorch", "torch.compile's mode 'reduce-overhead'", "recorded graphs"),
+        device_kinds=_GPU,
+        needs="compile",
+    ),
+    Switch(
+        *("max_autotune", "pytorch", "torch.compile's mode 'max-autotune'", AS_PASSED),
+        device_kinds=_GPU,
+        needs="compile",
+    ),
+    Switch(
+        *("attention", "pytorch", "the kernel of scaled dot-product attention", "kernel names"),
+        values=("framework", "math", "flash", "efficient", "cudnn"),
+        device_kinds=("cpu", "gpu"),
+        modules=(TRAINING, INFERENCE),
+        suits=lambda benchmark: benchmark.attention,
+    ),
+    Switch(
+        *("opacus", "pytorch", "gradients of samples by the hooks of that library", "its class"),
+        modules=(PER_SAMPLE,),
+        excludes="compile",
+    ),
+    Switch(
+        *("attention", "jax", "the implementation of jax.nn.dot_product_attention", "custom calls of the program"),
+        values=("framework", "math", "cudnn"),
+        device_kinds=("cpu", "gpu"),
+        modules=(TRAINING, INFERENCE),
+        suits=lambda benchmark: benchmark.attention,
+    ),
+    Switch(
+        *("depthwise", "jax", "depthwise convolutions as grouped ones, or as sums of shifted products"),
+        proof="names in the program",
+        values=("grouped", "shifted"),
+        suits=lambda benchmark: benchmark.depthwise,
+    ),
+    Switch(
+        *("donation", "jax", "the step's state is overwritten in place", "memory shared by input and output"),
+        values=(ON, OFF),
+        modules=(TRAINING,),
+    ),
+    Switch("command_buffers", "jax", "XLA's CUDA graphs", AS_PASSED, values=(ON, OFF), device_kinds=_GPU),
+    Switch(
+        *("triton_gemm", "jax", "XLA may take Triton for matrix products", "custom calls of the program"),
+        values=(ON, OFF),
+        device_kinds=_GPU,
+    ),
+    Switch(
+        *("autotune", "jax", "xla_gpu_autotune_level", AS_PASSED),
+        values=("4", "3", "2", "1", "0"),
+        device_kinds=_GPU,
+    ),
+    Switch("latency_hiding", "jax", "XLA's latency-hiding scheduler", AS_PASSED, device_kinds=_GPU),
+)
+
+
+def applicable(framework: str, benchmark: str, use_case: int, device_kind: str | None) -> dict[str, Switch]:
+    """The switches of ``framework`` that there are for this; without a ``device_kind`` on any."""
+    return {
+        switch.name: switch
+        for switch in SWITCHES
+        if switch.framework == framework
+        and (device_kind is None or device_kind in switch.device_kinds)
+        and USE_CASES[use_case].module in switch.modules
+        and switch.suits(BENCHMARKS[benchmark])
+    }
+
+
+def default_value(name: str) -> str:
+    """What a newcomer gets of the switch ``name``. Raises ValueError for an unknown one."""
+    for switch in SWITCHES:
+        if switch.name == name:
+            return switch.values[0]
+    raise ValueError(f"unknown switch {name!r}; valid: {', '.join(dict.fromkeys(s.name for s in SWITCHES))}")
