@@ -156,17 +156,21 @@ MISTAKES = {
 }
 
 
+def plant(path: Path, edits: list[tuple[str, str]]) -> None:
+    text = f"\n{path.read_text()}"
+    for old, new in edits:
+        assert text.count(old) == 1, f"{old!r} is no longer in {path.name}, or more than once"
+        text = text.replace(old, new)
+    path.write_text(text[1:])
+
+
 # 'make test' has one, through the whole command: tests/test_parity.py.
 @pytest.mark.full
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_on_one_side_fails_and_is_named(tmp_path: Path, right: Callable[[str], Arrays], mistake: str) -> None:
     benchmark, file, edits, name = MISTAKES[mistake]
     root = copy_of_code(tmp_path)
-    path = root / "jax" / file
-    for old, new in edits:
-        text = path.read_text()
-        assert text.count(old) == 1, f"{old!r} is no longer in {file}, or more than once"
-        path.write_text(text.replace(old, new))
+    plant(root / "jax" / file, edits)
     wrong = prove("jax", benchmark, root)
     found = [str(d) for d in deviations(wrong, right(benchmark), RATE) if not d.accepted]
     assert found
@@ -184,12 +188,7 @@ class Planted:
     lines: list[str]
 
     def plant(self, root: Path) -> None:
-        path = root / self.file
-        text = f"\n{path.read_text()}"
-        for before, after in self._hunks():
-            assert text.count(before) == 1, f"not once in {self.file}: {before}"
-            text = text.replace(before, after)
-        path.write_text(text[1:])
+        plant(root / self.file, list(self._hunks()))
 
     def _hunks(self) -> Iterator[tuple[str, str]]:
         """Whole lines that are there, and those that replace them."""
@@ -214,6 +213,14 @@ QUICK_CONTROLS = (
     "mnist 3 --products clipped_sum --microbatch 8",
     "mnist 5 --batch_sizes 8 --precision bf16",
 )
+
+
+def test_every_mistake_still_fits_the_code_that_it_is_planted_in(tmp_path: Path) -> None:
+    """Most of them run in 'make test-full' alone."""
+    for place, mistake in enumerate(PLANTED):
+        mistake.plant(copy_of_code(tmp_path / f"planted_{place}"))
+    for place, (_, file, edits, _) in enumerate(MISTAKES.values()):
+        plant(copy_of_code(tmp_path / f"float64_{place}") / "jax" / file, edits)
 
 
 def measured(root: Path, pair: str) -> list[Row]:
