@@ -5,7 +5,7 @@
 
 The number is the use case: 1, 3 or 5. Both ways are built in one process and take turns, in the order A B B A, by
 blocks of a tenth of a second; the ratio of a process is the median of its pairs. Fresh processes follow each other;
-printed is the geometric mean of their ratios with Student's 95 % interval. What ``duel.modes`` turns rests on this.
+printed is the geometric mean of their ratios with Student's 95 % interval. What ``tuned`` turns rests on this.
 """
 
 import argparse

@@ -146,6 +146,7 @@ SCALINGS: Mapping[str, str] = MappingProxyType({WEAK: "the batch on each device"
 CLAIM_PAIRS = 4  # the fewest that a ratio is claimed of
 CLAIM_SESSIONS = 3  # the fewest that an interval over sessions is made of
 SESSION_SECONDS = 3600  # what begins sooner on the same host, after the end of the last pair, is the same session
+TRIAL = "trial"
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         p.name: p
@@ -165,6 +166,20 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 pairs=1,
                 thorough=False,
                 batch_sizes=(1, 8),
+                calls=20,
+            ),
+            Preset(
+                TRIAL,
+                "what 'tune' compares switches by, no claim",
+                warmup_seconds=1.0,
+                settling_seconds=3.0,
+                iterations=10,
+                blocks=10,
+                block_seconds=0.1,
+                max_seconds=20.0,
+                repeats=1,
+                pairs=1,
+                thorough=False,
                 calls=20,
             ),
             Preset("standard", "one process per framework at full size; paired: four of each", repeats=1, pairs=4),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from duel import modes
 from duel.catalogue import (
     BENCHMARKS,
     FRAMEWORKS,
@@ -63,6 +64,7 @@ class Job:
     mode: Word = DEFAULT
     size: Word | None = None  # of the benchmark; None: the preset's
     pairs: Count | None = None  # of each point in a paired job; None: the preset's
+    trials: Count | None = None  # of a search for the fastest switches, on each side; None: it is no search
     session: Count = 1  # which of the sessions that one command has planned
     delay: Annotated[int, msgspec.Meta(ge=0)] = 0  # seconds after its submission until it may begin
 
@@ -110,6 +112,7 @@ class Job:
         variants += self.products
         variants += [f"microbatch_{self.microbatch}"] if self.microbatch else []
         variants += [f"pairs_{self.pairs}"] if self.pairs else []
+        variants += [f"trials_{self.trials}"] if self.trials else []
         variants += [f"session_{self.session}"] if self.session > 1 else []
         if self.use_case in MANY:
             variants += [f"{self.nodes}x{self.devices_per_node}", *([self.scaling] if self.scaling != WEAK else [])]
@@ -136,6 +139,7 @@ class Job:
         options += ["--mode", self.mode] if self.mode != DEFAULT else []
         options += ["--microbatch", str(self.microbatch)] if self.microbatch else []
         options += ["--pairs", str(self.pairs)] if self.pairs else []
+        options += ["--trials", str(self.trials)] if self.trials else []
         if self.use_case in MANY:
             options += ["--nodes", str(self.nodes), "--devices", str(self.devices_per_node), "--scaling", self.scaling]
         return [*options, f"--weights={self.weights}"] if self.weights else options
@@ -145,7 +149,7 @@ class Job:
 
         On many devices, each is measured on one of them first: what its scaling is told by. A paired job's repeats are
         pairs in the order A B B A, through all sessions: a drift of the machine meets both sides alike. What only the
-        job can know is left open.
+        job can know is left open. Of a search, these are the first rows: no two of its rows are a pair.
         """
         preset = PRESETS[self.preset]
         paired = self.framework == PAIRED
@@ -159,6 +163,8 @@ class Job:
             missing |= dict.fromkeys(LATENCY, NOT_HERE)
         if module != "per_sample_gradients":
             missing |= dict.fromkeys(("product", "microbatch"), NOT_HERE)
+        if not modes.is_tuned(self.mode):
+            missing |= {"tuning": f"mode {self.mode}"}
         if not many:
             missing |= dict.fromkeys(("scaling", *SCALED), NOT_HERE)
         row = Row(
@@ -184,7 +190,7 @@ class Job:
         alone: dict[str, Any] = {"missing": dict.fromkeys(SCALED, "on one device")} if many else {}
         counts = [alone, {"nodes": self.nodes, "device_count": self.ranks}] if many else [{}]
         points = [(size, product) for size in sizes for product in products]
-        return [
+        rows = [
             row.replace(
                 framework=framework,
                 repeat=repeat,
@@ -199,6 +205,7 @@ class Job:
             for framework in (self.frameworks[::-1] if (repeat + self.session - 1) % 2 else self.frameworks)
             for place, count in enumerate(counts)
         ]
+        return [row.replace(point=number) for number, row in enumerate(rows)] if self.trials else rows
 
 
 def seal(text: str) -> str:

@@ -21,7 +21,7 @@ WATERFALL = "waterfall"  # no mode of a row, but those of several: see ``waterfa
 MODES: Mapping[str, str] = MappingProxyType(
     {
         DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
-        TUNED: "what as a rule is fastest on that kind of device",
+        TUNED: "the fastest that 'tune' has found on the device; without a search, a set for its kind",
         COMPILE: "both compile it: jax.jit, torch.compile",
         OPACUS: "per-sample gradients in PyTorch by the hooks of this library ('make opacus' installs it)",
     }
@@ -89,9 +89,14 @@ def spelled(name: str, values: Mapping[str, str]) -> str:
     )
 
 
+def is_tuned(mode: str) -> bool:
+    """Whether ``mode`` is ``tuned``, with or without switches behind it."""
+    return _split(mode)[0] == TUNED
+
+
 def in_place(mode: str, choice: str) -> str:
     """``mode`` with the mode ``choice`` where it says ``tuned``."""
-    return choice + mode.removeprefix(TUNED) if _split(mode)[0] == TUNED else mode
+    return choice + mode.removeprefix(TUNED) if is_tuned(mode) else mode
 
 
 def _named(name: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ from duel.catalogue import (
     PRODUCTS,
     SCALINGS,
     SESSION_SECONDS,
+    TRIAL,
     USE_CASES,
     VALIDATE,
     WEAK,
@@ -175,12 +176,12 @@ def chosen(what: str, valid: tuple[str, ...], synonyms: Mapping[str, str] | None
 
 def add_options(parser: Parser, several: bool = False) -> None:
     """The options that say what is measured, the same for main.py and run.py; ``several`` at once for the former."""
-    _add_what(parser, several)
+    add_what(parser, several)
     _add_how(parser, several)
     _add_where(parser)
 
 
-def _add_what(parser: Parser, several: bool) -> None:
+def add_what(parser: Parser, several: bool) -> None:
     what = parser.add_argument_group("what")
     if several:
         what.add_argument(
@@ -236,38 +237,47 @@ def _add_what(parser: Parser, several: bool) -> None:
 
 def _add_how(parser: Parser, several: bool) -> None:
     how = parser.add_argument_group("how")
+    names = [name for name in PRESETS if name != TRIAL or not several]
     how.add_argument(
         "--preset",
-        type=chosen("preset", tuple(PRESETS)),
+        type=chosen("preset", tuple(names)),
         default="standard",
         metavar="NAME",
-        help=f"how long and how often to measure: {', '.join(PRESETS)} (default: standard)",
+        help=f"how long and how often to measure: {', '.join(names)} (default: standard)",
     )
+    add_precision(how)
+    known = ", ".join([*modes.MODES, *([modes.WATERFALL] if several else [])])
     how.add_argument(
+        "--mode",
+        type=mode_or_waterfall if several else mode,
+        default=modes.DEFAULT,
+        metavar="NAME",
+        help=f"{known}; switches are turned by + and -, as in default+compile ('main.py help modes')",
+    )
+
+
+def add_precision(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
         "--precision",
         type=chosen("precision", tuple(PRECISIONS), PRECISION_SYNONYMS),
         default="fp32",
         metavar="NAME",
         help=f"of both sides: {', '.join(PRECISIONS)} (default: fp32)",
     )
-    names = ", ".join([*modes.MODES, *([modes.WATERFALL] if several else [])])
-    how.add_argument(
-        "--mode",
-        type=mode_or_waterfall if several else mode,
-        default=modes.DEFAULT,
-        metavar="NAME",
-        help=f"{names}; switches are turned by + and -, as in default+compile ('main.py help modes')",
-    )
 
 
-def _add_where(parser: Parser) -> None:
-    where = parser.add_argument_group("where")
-    where.add_argument(
+def add_device(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
         "--device",
         type=chosen("device", DEVICE_KINDS, DEVICE_SYNONYMS),
         metavar="NAME",
         help=f"kind of device: {', '.join(DEVICE_KINDS)} (default: the best that the job finds)",
     )
+
+
+def _add_where(parser: Parser) -> None:
+    where = parser.add_argument_group("where")
+    add_device(where)
     where.add_argument("--nodes", type=count, metavar="N", help="for use cases 2 and 4 (default: 1)")
     where.add_argument("--devices", type=count, metavar="N", help="per node, for use cases 2 and 4 (default: all)")
     where.add_argument(

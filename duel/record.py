@@ -79,6 +79,7 @@ class Row:
     driver: str | None = column("version of the accelerator's driver")
     mode: str | None = column("named set of switches, and those that are turned by name")
     switches: str | None = column("every switch that this side has for this, and its value")
+    tuning: str | None = column("how the switches of mode tuned were found, or why nobody searched for them")
     proofs: str | None = column("what shows that each of them was in force; 'as passed' where nothing does")
     variables: str | None = column(
         "environment variables of the process that frameworks or their libraries obey: the target's, and unnamed ones",

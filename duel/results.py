@@ -2,6 +2,7 @@
 
     results/results.csv            derived from the row files; any process may rebuild it, readers see it whole
     results/parity/                certificates that both sides compute the same (duel.certificate)
+    results/tuned/                 which switches ``--mode tuned`` turns on a device (duel.tuned)
     results/weights/               what --weights gave, as safetensors files that both sides read
     results/runs/<run_id>/
         script.sh                  the text that was started

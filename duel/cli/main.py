@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from duel import ROOT
 from duel.arguments import Parser, Several, near, program
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, VALIDATE
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, TRIAL, VALIDATE, WEAK
 from duel.cli import commands, topics
 from duel.errors import UserError
-from duel.modes import WATERFALL
+from duel.modes import DEFAULT, WATERFALL
 from duel.options import (
     FRAMEWORK_SYNONYMS,
     SIZES,
+    add_device,
     add_options,
+    add_precision,
     add_selection,
+    add_what,
     benchmark_names,
     check_use_cases,
     chosen,
+    count,
     sessions,
     spacing,
     target_name,
@@ -34,6 +38,7 @@ from duel.terminal import warn
 if TYPE_CHECKING:
     from duel.results import Results
 
+TRIALS = 8
 SHELLS = ("bash", "zsh", "tcsh")
 
 
@@ -59,6 +64,7 @@ def _submit_options(parser: Parser) -> None:
     )
     start.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
     start.add_argument("--wait", action="store_true", help="show progress, and at the end the comparison")
+    parser.set_defaults(trials=None)
 
 
 def _check_submit(parser: Parser, args: argparse.Namespace) -> None:
@@ -80,6 +86,31 @@ def _check_submit(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("a validation is also compared: 'main.py validate --benchmark NAME' does both")
     if args.dry_run and args.wait:
         parser.error("--wait and --dry_run exclude each other: nothing is started")
+
+
+def _tune_options(parser: Parser) -> None:
+    add_what(parser, several=True)
+    add_precision(parser)
+    add_device(parser)
+    parser.add_argument("--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its own)")
+    parser.add_argument(
+        "--trials", type=count, default=TRIALS, metavar="N", help=f"of each side at each point (default: {TRIALS})"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
+    parser.add_argument("--wait", action="store_true", help="show progress, and at the end what was found")
+    parser.set_defaults(preset=TRIAL, paired=True, framework=None, mode=DEFAULT, sessions=None, spacing=None)
+    parser.set_defaults(nodes=None, devices=None, scaling=WEAK)
+
+
+def _check_tune(parser: Parser, args: argparse.Namespace) -> None:
+    """Ends the process where the options do not fit each other."""
+    for name in ("benchmark", "use_case"):
+        if not getattr(args, name):
+            parser.error(f"--{name} is needed")
+    args.use_case = tuple(number for number in args.use_case if number not in MANY)
+    if not args.use_case:
+        parser.error("what is found on one device holds for many, too: use cases 1, 3 and 5 are valid")
+    check_use_cases(parser, args, args.use_case)
 
 
 def _choosing(done: str) -> Callable[[Parser], None]:
@@ -194,6 +225,7 @@ COMMANDS = (
     Command("validate", "prove that both sides of a benchmark compute the same", commands.validate, _validate_options),
     Command("sync", "upload to Weights & Biases what jobs kept offline", commands.sync, _choosing("uploaded")),
     Command("collect", "bring results/results.csv up to date", commands.collect),
+    Command("tune", "find the fastest switches of each side, for --mode tuned", commands.submit, _tune_options),
     Command("publish", "copy paired results to results/published/NAME", commands.publish, _publish_options),
     Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init),
     Command("doctor", "check the set-up and suggest fixes", commands.doctor, _doctor_options),
@@ -222,6 +254,8 @@ def parsed(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     args = parser.parse(words)
     if command is SUBMIT:
         _check_submit(parser, args)
+    elif command.options is _tune_options:
+        _check_tune(parser, args)
     return command, args
 
 

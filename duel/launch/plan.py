@@ -54,6 +54,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                     *(framework, benchmark, use_case, args.preset, args.precision, args.device, name, nodes, devices),
                     weights=weights,
                     size=args.size,
+                    trials=args.trials,
                     **options | {"mode": mode},
                 )
                 for mode in chosen

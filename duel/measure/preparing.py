@@ -8,7 +8,7 @@ import math
 import sys
 from pathlib import Path
 
-from duel import certificate, modes
+from duel import certificate, modes, tuned
 from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
 from duel.files import write_atomically
@@ -120,9 +120,14 @@ def initial_weights(m: Measurement) -> parameters.Arrays:
 
 def load(m: Measurement) -> Columns:
     """Weights and data, on the device: from here on there is ``work``."""
-    row, use_case, rung = m.row, m.use_case, m.row.rung or 0
+    use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
+    if modes.is_tuned(mode):
+        choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1])
+        mode = modes.in_place(mode, choice or mode)
+        m.row = m.row.replace(tuning=tuning)
+    row = m.row
     switches = modes.settings(
-        *(str(row.mode), str(row.framework), m.benchmark.name, use_case.number, str(row.precision), m.device.kind, rung)
+        *(mode, str(row.framework), m.benchmark.name, use_case.number, str(row.precision), m.device.kind, rung)
     )
     policy = modes.rung_precision(rung, str(row.precision))
     m.row = row.replace(switches=modes.said(switches), precision=policy)

@@ -20,12 +20,12 @@ from typing import Any
 
 from duel import ROOT, variables
 from duel.arguments import Parser
-from duel.catalogue import FRAMEWORKS, MANY, PAIRED, VALIDATE
+from duel.catalogue import FRAMEWORKS, MANY, PAIRED, TRIAL, VALIDATE
 from duel.comparability import judged
 from duel.errors import UserError
 from duel.files import locked, utc
 from duel.job import Job, script_state
-from duel.measure import assistant, probes, ranks
+from duel.measure import assistant, probes, ranks, search
 from duel.measure.attempt import Commands, Team, measure_row
 from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
@@ -65,7 +65,8 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         commands[other] = [python, "-u", str(ROOT / other / "run.py")]
     named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
     options = {name: getattr(args, name) for name in named}
-    options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1, "pairs": args.pairs}
+    options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
+    options |= {"pairs": args.pairs, "trials": args.trials}
     try:
         return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, commands)
     except OSError as error:
@@ -81,6 +82,7 @@ def _parser(framework: str) -> Parser:
     parser.add_argument("--run_folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--paired", default="", metavar="FRAMEWORK=PYTHON", help="measure that one, too, in turn")
     parser.add_argument("--pairs", type=count, metavar="N", help="of each point, with --paired (default: the preset's)")
+    parser.add_argument("--trials", type=count, metavar="N", help="of each side: a search for the fastest switches")
     parser.add_argument("--spawn", action="store_true", help="start the processes for all devices, on this machine")
     # Of a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
@@ -95,6 +97,8 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are needed")
     check_use_cases(parser, args, (args.use_case,))
+    if bool(args.trials) != (args.preset == TRIAL) or (args.trials and not args.paired):
+        parser.error(f"--trials, --paired and --preset {TRIAL} are for a search, together")
     if args.use_case in MANY and (args.nodes or 1) * (args.devices or 1) < 2:
         parser.error(f"use case {args.use_case} needs several devices: --devices, and --nodes, say how many")
     if args.weights is not None and not args.weights.endswith(SAFETENSORS):
@@ -188,8 +192,10 @@ class _Work:
         options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
         self._team = Team(run, job.ranks, self._results, commands, options, spawn)
         lost: set[int | None] = set()  # points of which no ratio can be made any more
-        for nth, row in enumerate(rows, 1):
+        following = search.rows(run, rows, job.trials, self._results.folder) if job.trials else iter(rows)
+        for nth, row in enumerate(following, 1):
             part = f"row {nth} of {len(rows)}, {row.framework}" if len(rows) > 1 else ""
+            part = f"trial {nth}, {row.framework} {row.mode}" if job.trials else part
             run.write_status(part=part, phase="starting")
             again = RETRIES if job.framework == PAIRED and row.point not in lost else 0
             if not measure_row(run, row, self._team, reader, self._sink, again):
@@ -246,7 +252,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     why: str | None = "code"
     try:
         work.measure(place, data, spawn, commands, script)
-        state, cause, why, code = _verdict(run.rows())
+        state, cause, why, code = _verdict(run.rows(), job)
     except UserError as error:
         cause, why, code = f"input: {error}", "input", USER_ERROR
     except ranks.Missing as error:
@@ -267,7 +273,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
         if why in ("told to end", "warned") and _is_complete(run):  # it came when all was measured
-            state, cause, why, code = _verdict(run.rows())
+            state, cause, why, code = _verdict(run.rows(), job)
         rows = work.close(state, cause, why, code)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
     _print_verdicts(run, rows)
@@ -311,8 +317,13 @@ def _is_complete(run: Run) -> bool:
     return bool(rows) and all(row.status in (FINISHED, SKIPPED) for row in rows)
 
 
-def _verdict(rows: list[Row]) -> tuple[str, str, str | None, int]:
-    """State, cause, its kind and exit code of a run whose rows have all been tried."""
+def _verdict(rows: list[Row], job: Job) -> tuple[str, str, str | None, int]:
+    """State, cause, its kind and exit code of a run whose rows have all been tried.
+
+    In a search a row that does not run is an answer, too, if another of its side did.
+    """
+    ran = {row.framework for row in rows if row.status == FINISHED} if job.trials else set()
+    rows = [row for row in rows if row.status == FINISHED or row.framework not in ran]
     failed = [row for row in rows if row.status not in (FINISHED, SKIPPED)]
     if failed:
         code = USER_ERROR if failed[0].why == "input" else 1

@@ -15,6 +15,8 @@ from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
 from duel.report.sessions import over_sessions
 from duel.report.tables import as_text, point, tables, varied_of
+from duel.report.trials import is_search
+from duel.report.trials import table as trials
 from duel.report.waterfall import waterfalls
 from duel.results import Results, Run
 from duel.states import FINISHED, TERMINAL
@@ -102,6 +104,8 @@ def remarks(rows: list[Row]) -> list[str]:
         said.append(f"Execution differs ({ways}): this shows what a newcomer gets, not which framework is faster.")
     if all(row.parity == VERIFIED for row in done):
         said.append("Proved to compute the same (results/parity).")
+    tuned = dict.fromkeys(f"{row.framework}: {row.tuning}" for row in done if row.tuning)
+    said += [f"Tuned, {words}." for words in tuned]
     switches = dict.fromkeys(f"{row.framework}: {row.switches}" for row in done if row.switches)
     said += [f"Switches of {words}." for words in switches]
     variables = dict.fromkeys(f"{row.framework}: {_assigned(row)}" for row in done if recorded(row.variables))
@@ -199,10 +203,14 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
     for run in runs:
         by_group.setdefault(run.group, []).append(run)
     groups = [group for sides in by_group.values() if (group := _judged(sides, results)).rows or group.damaged]
+    searches = [group for group in groups if is_search(group.rows)]
+    groups = [group for group in groups if group not in searches]
     shown = [group for group in groups if group.rows]
     together = combined(shown)
     head = [f"{what}: {outcome.short}" for what, outcome in together] + [group.verdict for group in shown]
     parts: list[Table | str] = ["", Table([], [], _unfinished(runs), title=head)]
+    for group in searches:
+        parts += ["", trials(group.rows)]
     for group in shown:
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []
         parts += ["", *title, *tables(group.rows, group.found)]

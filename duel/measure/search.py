@@ -1,0 +1,126 @@
+"""The search for the switches that are fastest: which row comes next, and what is chosen at the end.
+
+Each side has as many trials as the other, at most, and in turn with it. The first is ``default``, the second the set
+that ``duel.modes`` has for the kind of device; each later one turns a switch of the fastest mode so far, and with it
+what that needs or excludes. Where all of these were tried the search ends. The fastest mode and ``default`` are then
+measured twice more, in the order A B B A: the fastest of several trials is also the luckiest.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from duel import modes, tuned
+from duel.catalogue import USE_CASES
+from duel.errors import UserError
+from duel.record import Row
+from duel.results import Run
+from duel.states import FINISHED
+from duel.switches import OFF, ON, applicable
+from duel.tuned import Choice, Trial
+
+
+def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator[Row]:
+    """The rows of a search, each to be measured before the next is asked for; ``planned`` has those in ``default``.
+
+    What is found at a point is kept in ``results`` as soon as that has all its rows.
+    """
+    points: dict[tuple[object, ...], list[_Side]] = {}
+    for row in planned:
+        points.setdefault((row.batch_size, row.product), []).append(_Side(run, row))
+    for sides in points.values():
+        for number in range(most):
+            for side in sides if number % 2 == 0 else sides[::-1]:
+                if mode := side.following():
+                    yield from side.measured(mode)
+        for side in sides:
+            best = tuned.fastest(side.trials)
+            for mode in (best, modes.DEFAULT, modes.DEFAULT, best) if best != modes.DEFAULT else ():
+                yield from side.measured(mode)
+            side.keep(results)
+
+
+class _Side:
+    """The search of one framework at one point."""
+
+    def __init__(self, run: Run, planned: Row) -> None:
+        self._run, self._planned = run, planned
+        self._ended: list[Row] = []
+        self._seconds = 0.0
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [Trial(str(row.mode), row.throughput if row.status == FINISHED else None) for row in self._ended]
+
+    def following(self) -> str | None:
+        """The mode of the next trial; None where nothing is left to try, or the device is not known."""
+        if not self._ended:
+            return modes.DEFAULT
+        known = next((row for row in self._ended if row.device_kind), None)
+        return following(self.trials, known) if known else None
+
+    def measured(self, mode: str) -> Iterator[Row]:
+        """The row of a trial, which counts once it was measured."""
+        number = len(self._run.rows()) if self._ended else self._planned.row
+        since = time.monotonic()
+        yield self._planned.replace(row=number, point=number, mode=mode)
+        self._seconds += time.monotonic() - since
+        self._ended.append([row for row in self._run.rows() if row.point == number][-1])
+
+    def keep(self, results: Path) -> None:
+        """Keep what was found, if anything ran."""
+        row = next((row for row in self._ended if row.status == FINISHED), None)
+        if row is None:
+            return
+        choice = Choice(
+            framework=str(row.framework),
+            benchmark=str(row.benchmark),
+            size=str(row.size),
+            precision=str(row.precision),
+            module=USE_CASES[row.use_case or 0].module,
+            product=row.product,
+            samples=row.batch_size or 0,
+            mode=tuned.chosen(self.trials),
+            trials=self.trials,
+            seconds=round(self._seconds, 1),
+            framework_version=str(row.framework_version),
+            code_sha256=str(row.code_sha256),
+            cpus=row.cpus,
+            run_id=self._run.id,
+        )
+        tuned.keep(results, str(row.device_name), choice)
+
+
+def following(trials: Sequence[Trial], row: Row) -> str | None:
+    """The mode to try after ``trials``, on the device and for the point that ``row`` is of; None where none is left."""
+    here = (str(row.framework), str(row.benchmark), row.use_case or 0)
+    where = (str(row.precision), str(row.device_kind))
+    tried = {trial.mode for trial in trials}
+    default = modes.settings(modes.DEFAULT, *here, *where)
+
+    def spelled(values: dict[str, str]) -> str:
+        return modes.spelled(modes.DEFAULT, {name: value for name, value in values.items() if value != default[name]})
+
+    candidates = [modes.settings(modes.TUNED, *here, *where)]
+    fastest = modes.settings(tuned.fastest(trials), *here, *where)
+    switches = applicable(*here, row.device_kind)
+    for switch in (one for one in switches.values() if one.searched):
+        for value in (one for one in switch.values if one != fastest[switch.name]):
+            turned = fastest | {switch.name: value}
+            for other in switches.values():
+                if value == ON and other.name == switch.needs:
+                    turned[other.name] = ON
+                if (value == ON and switch.name == other.excludes) or (value == OFF and switch.name == other.needs):
+                    turned[other.name] = OFF
+                if value == ON and other.name == switch.excludes:
+                    turned[other.name] = OFF
+            candidates.append(turned)
+    return next((mode for mode in map(spelled, candidates) if mode not in tried and _is_valid(mode, here, where)), None)
+
+
+def _is_valid(mode: str, here: tuple[str, str, int], where: tuple[str, str]) -> bool:
+    try:
+        modes.settings(mode, *here, *where)
+    except UserError:  # a switch of a switch that it turns
+        return False
+    return True

@@ -1,0 +1,140 @@
+"""results/tuned/<device>.json: the switches that 'main.py tune' found to be the fastest; ``--mode tuned`` turns them.
+
+A choice is of one framework, benchmark, size, precision, module, product and number of samples on a device: use cases
+of many devices take what was found on one.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from duel import modes
+from duel.catalogue import USE_CASES
+from duel.files import FORMAT, Damaged, locked, read_record, write_atomically
+from duel.record import Row
+
+POINT = ("framework", "benchmark", "size", "precision", "module", "product", "samples")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A row of a search: a mode, and its throughput; None where it did not run."""
+
+    mode: str
+    throughput: float | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search came to at one point of one side, and what that stands on: all its trials, in order."""
+
+    framework: str
+    benchmark: str
+    size: str
+    precision: str
+    module: str
+    product: str | None
+    samples: int  # a step, on each device
+    mode: str
+    trials: list[Trial]
+    seconds: float  # that they took
+    framework_version: str
+    code_sha256: str
+    cpus: int | None
+    run_id: str
+
+    @property
+    def point(self) -> tuple[object, ...]:
+        return tuple(getattr(self, name) for name in POINT)
+
+    @property
+    def count(self) -> int:
+        """Modes that were tried."""
+        return len({trial.mode for trial in self.trials})
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A file of them."""
+
+    device_name: str
+    choices: list[Choice] = field(default_factory=list)
+
+
+def path(results: Path, device_name: str) -> Path:
+    return results / "tuned" / f"{re.sub('[^a-z0-9]+', '-', device_name.lower()).strip('-')}.json"
+
+
+def read(file: Path) -> Tuned | None:
+    """None where there is no such file. Raises Damaged where it is not one of ours."""
+    try:
+        found = read_record(file, Tuned)
+    except FileNotFoundError:
+        return None
+    for choice in found.choices:
+        try:
+            modes.check(choice.mode)
+        except ValueError as error:
+            raise Damaged(f"{file.name} is damaged: {error}") from error
+    return found
+
+
+def keep(results: Path, device_name: str, choice: Choice) -> None:
+    """Put ``choice`` into the device's file, in the place of the one for that point. Raises Damaged as ``read``."""
+    file = path(results, device_name)
+    file.parent.mkdir(exist_ok=True)
+    with locked(file.with_name(f".{file.name}.lock"), wait=True):
+        before = read(file) or Tuned(device_name)
+        others = [other for other in before.choices if other.point != choice.point]
+        choices = sorted([*others, choice], key=lambda one: [str(part) for part in one.point])
+        stored = {"format": FORMAT, "device_name": device_name, "choices": list(map(asdict, choices))}
+        write_atomically(file, json.dumps(stored, indent=1) + "\n")
+
+
+def fastest(trials: Sequence[Trial]) -> str:
+    """The mode whose first trial was the fastest; ``default`` where none ran."""
+    first: dict[str, float] = {}
+    for trial in trials:
+        first.setdefault(trial.mode, trial.throughput or 0.0)
+    best = max(first, key=lambda mode: first[mode], default=modes.DEFAULT)
+    return best if first.get(best) else modes.DEFAULT
+
+
+def chosen(trials: Sequence[Trial]) -> str:
+    """The fastest mode, if it was faster than ``default`` each time that both were measured again; else ``default``."""
+    best = fastest(trials)
+    again: dict[str, list[float]] = {}
+    for place, trial in enumerate(trials):
+        if trial.mode in [other.mode for other in trials[:place]]:
+            again.setdefault(trial.mode, []).append(trial.throughput or 0.0)
+    pairs = list(zip(again.get(best, []), again.get(modes.DEFAULT, []), strict=False))
+    return best if pairs and all(one > other for one, other in pairs) else modes.DEFAULT
+
+
+def found_for(row: Row, results: Path) -> tuple[str | None, str]:
+    """The mode that stands for ``tuned`` in ``row``, None where nobody searched; and how it was found, in words.
+
+    Raises Damaged where the device's file is not one of ours.
+    """
+    file = path(results, str(row.device_name))
+    stored, where = read(file), f"results/tuned/{file.name}"
+    if stored is None:
+        return None, f"no search on this device, the set for a {row.device_kind}"
+    if stored.device_name != row.device_name:
+        return None, f"{where} is of {stored.device_name}, the set for a {row.device_kind}"
+    samples = (row.batch_size or 0) // (row.device_count or 1)
+    module = USE_CASES[row.use_case or 0].module
+    point = (row.framework, row.benchmark, row.size, row.precision, module, row.product, samples)
+    choice = next((one for one in stored.choices if one.point == point), None)
+    if choice is None:
+        return None, f"not searched in {where}, the set for a {row.device_kind}"
+    said = [f"the best of {choice.count} by {choice.run_id}"]
+    if choice.framework_version != row.framework_version:
+        said.append(f"of {choice.framework} {choice.framework_version}, this is {row.framework_version}")
+    if choice.code_sha256 != row.code_sha256:
+        said.append("of other code")
+    if choice.cpus != row.cpus:
+        said.append(f"of {choice.cpus} CPUs, this has {row.cpus}")
+    return choice.mode, "; ".join(said)

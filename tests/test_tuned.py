@@ -1,0 +1,207 @@
+"""``tune``: which modes it tries, what it chooses, and what ``--mode tuned`` makes of the file that it leaves."""
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Main, clean_environment, interpreter, rows_of
+
+from duel import modes, tuned
+from duel.catalogue import FRAMEWORKS, TRIAL
+from duel.files import Damaged
+from duel.job import Job
+from duel.measure import search
+from duel.record import Row
+from duel.results import Results
+from duel.states import FAILED, FINISHED
+from duel.tuned import Choice, Trial
+
+RESNET50 = Row(framework="pytorch", benchmark="resnet50", use_case=1, precision="fp32", device_kind="cpu")
+THREE = ("compile", "channels_last", "fused_optimizer")
+SET = "default+compile+channels_last+fused_optimizer"
+
+
+def searched(row: Row, rates: dict[str, float], most: int = 99) -> list[str]:
+    """The modes that are tried, in order, where each that ``rates`` has not is as fast as 1."""
+    trials: list[Trial] = [Trial("default", rates.get("default", 1.0))]
+    while len(trials) < most and (mode := search.following(trials, row)):
+        trials.append(Trial(mode, rates.get(mode, 1.0)))
+    return [trial.mode for trial in trials]
+
+
+def test_each_trial_turns_a_switch_of_the_fastest_so_far() -> None:
+    one_by_one = [f"default+{switch}" for switch in THREE]
+    assert searched(RESNET50, {"default": 2.0}) == ["default", SET, *one_by_one]
+    without = [SET.replace(f"+{switch}", "") for switch in THREE]
+    assert searched(RESNET50, {SET: 2.0}) == ["default", SET, *without]
+    faster = {"default+channels_last": 2.0, "default+compile+channels_last": 3.0}
+    assert searched(RESNET50, faster) == [
+        *("default", SET, "default+compile", "default+channels_last", "default+compile+channels_last"),
+    ]
+
+
+def test_a_switch_is_turned_with_what_it_needs_and_without_what_it_excludes() -> None:
+    per_sample = dataclasses.replace(RESNET50, use_case=3)
+    assert searched(per_sample, {"default+compile": 2.0}) == ["default", "default+compile", "default+opacus"]
+    on_gpu = searched(dataclasses.replace(RESNET50, device_kind="gpu"), {"default": 2.0})
+    assert "default+compile+cuda_graphs" in on_gpu
+    assert "default+cuda_graphs" not in on_gpu
+    there = {"default": 1.0, "default+compile+channels_last+fused_optimizer+cudnn_benchmark+cuda_graphs": 2.0}
+    tried = searched(dataclasses.replace(RESNET50, device_kind="gpu"), there)
+    assert "default+channels_last+fused_optimizer+cudnn_benchmark" in tried
+    for mode in {*on_gpu, *tried}:
+        modes.settings(modes.check(mode), "pytorch", "resnet50", 1, "fp32", "gpu")
+
+
+def test_what_does_not_run_is_not_the_fastest_and_not_tried_again() -> None:
+    trials = [Trial("default", None), Trial(SET, None)]
+    assert tuned.fastest(trials) == "default"
+    assert search.following(trials, RESNET50) == "default+compile"
+
+
+@pytest.mark.parametrize(
+    ("again", "mode"),
+    [
+        ([2.0, 1.0, 1.0, 2.0], SET),
+        ([2.0, 1.0, 1.0, 0.9], "default"),  # the first time it was lucky
+        ([2.0, 1.0], SET),
+        ([], "default"),  # ended before it was measured again
+        ([None, 1.0, 1.0, 2.0], "default"),
+    ],
+)
+def test_the_fastest_must_be_faster_each_time(again: list[float | None], mode: str) -> None:
+    order = [SET, "default", "default", SET]
+    trials = [Trial("default", 1.0), Trial(SET, 1.5), *(Trial(*pair) for pair in zip(order, again, strict=False))]
+    assert tuned.chosen(trials) == mode
+
+
+CHOICE = Choice(
+    *("pytorch", "mnist", "tiny", "fp32", "training", None, 16, SET),
+    trials=[Trial("default", 1.0), Trial(SET, 2.0), Trial(SET, 2.0), Trial("default", 1.0)],
+    seconds=12.5,
+    framework_version="2.14.1",
+    code_sha256="c0de",
+    cpus=2,
+    run_id="paired_mnist_1_trial-260101-000000-00abcd",
+)
+UNKNOWN = dataclasses.asdict(CHOICE) | {"mode": "fast"}
+MNIST = Row(
+    **{name: getattr(CHOICE, name) for name in ("framework", "benchmark", "size", "precision", "framework_version")},
+    code_sha256="c0de",
+    cpus=2,
+    use_case=1,
+    batch_size=16,
+    device_count=1,
+    device_kind="cpu",
+    device_name="AMD EPYC 9B14",
+)
+
+
+def test_a_choice_is_found_for_its_point_alone_and_on_many_devices(tmp_path: Path) -> None:
+    tuned.keep(tmp_path, "AMD EPYC 9B14", CHOICE)
+    tuned.keep(tmp_path, "AMD EPYC 9B14", dataclasses.replace(CHOICE, samples=32, mode="default"))
+    tuned.keep(tmp_path, "AMD EPYC 9B14", dataclasses.replace(CHOICE, run_id="later"))
+    stored = tuned.read(tmp_path / "tuned" / "amd-epyc-9b14.json")
+    assert stored is not None
+    assert [choice.samples for choice in stored.choices] == [16, 32]
+    assert tuned.found_for(MNIST, tmp_path) == (SET, "the best of 2 by later")
+    two = dataclasses.replace(MNIST, use_case=2, batch_size=32, device_count=2)
+    assert tuned.found_for(two, tmp_path)[0] == SET
+    for change in ({"batch_size": 8}, {"use_case": 5}, {"size": "full"}, {"precision": "bf16"}, {"framework": "jax"}):
+        mode, said = tuned.found_for(dataclasses.replace(MNIST, **change), tmp_path)
+        assert (mode, said) == (None, "not searched in results/tuned/amd-epyc-9b14.json, the set for a cpu")
+
+
+def test_a_choice_of_other_things_says_so(tmp_path: Path) -> None:
+    other = dataclasses.replace(CHOICE, framework_version="2.13.0", code_sha256="other", cpus=64)
+    tuned.keep(tmp_path, "AMD EPYC 9B14", other)
+    assert tuned.found_for(MNIST, tmp_path) == (
+        SET,
+        f"the best of 2 by {CHOICE.run_id}; of pytorch 2.13.0, this is 2.14.1; of other code; of 64 CPUs, this has 2",
+    )
+
+
+def test_a_file_of_another_device_is_not_taken(tmp_path: Path) -> None:
+    there = dataclasses.replace(MNIST, device_name="NVIDIA H100 80GB HBM3", device_kind="gpu")
+    assert tuned.found_for(there, tmp_path) == (None, "no search on this device, the set for a gpu")
+    tuned.keep(tmp_path, "AMD EPYC 9B14", CHOICE)
+    tuned.path(tmp_path, "AMD EPYC 9B14").rename(tuned.path(tmp_path, str(there.device_name)))
+    said = "results/tuned/nvidia-h100-80gb-hbm3.json is of AMD EPYC 9B14, the set for a gpu"
+    assert tuned.found_for(there, tmp_path) == (None, said)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is damaged: "),
+        ("[]", "it holds no JSON object"),
+        ('{"format": 2, "device_name": "x", "choices": []}', "another version"),
+        ('{"device_name": "x", "choices": [{}]}', "is damaged: "),
+        (json.dumps({"device_name": "x", "choices": [UNKNOWN]}), "unknown mode 'fast'"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    file = tuned.path(tmp_path, str(MNIST.device_name))
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(Damaged, match=f"^amd-epyc-9b14.json .*{words}"):
+        tuned.found_for(MNIST, tmp_path)
+
+
+def test_a_search_plans_one_row_a_side_and_no_pairs() -> None:
+    rows = Job("paired", "mnist", 5, TRIAL, "fp32", None, "local", trials=4, batch_sizes=(1, 8)).rows()
+    assert [(row.framework, row.batch_size) for row in rows] == [(f, n) for n in (1, 8) for f in FRAMEWORKS]
+    assert len({row.point for row in rows}) == len(rows)
+
+
+def test_a_search_and_what_it_found_in_force(main: Main, checkout: Path) -> None:
+    asked = ("--benchmark", "mnist", "--use_case", "1", "--size", "tiny", "--device", "cpu")
+    said = main("tune", *asked, "--trials", "2", "--wait", WANDB_MODE="disabled")
+    assert said.returncode == 0, said.stdout + said.stderr
+    (file,) = (checkout / "results" / "tuned").glob("*.json")
+    stored = tuned.read(file)
+    assert stored is not None
+    assert [choice.framework for choice in stored.choices] == list(FRAMEWORKS)
+    for choice in stored.choices:
+        assert choice.mode == tuned.chosen(choice.trials)
+        assert choice.count == 2
+        assert choice.seconds > 0
+    tried = {row["mode"] for row in rows_of(checkout)}
+    assert tried == {"default", "default-donation", SET}
+    assert "nothing to publish" in main("publish", "--name", "here").stderr
+    where = ("--preset", "smoke", "--device", "cpu", "--mode", "tuned", "--wait")
+    said = main("--benchmark", "mnist", "--use_case", "1", *where, WANDB_MODE="disabled")
+    assert said.returncode == 0, said.stdout + said.stderr
+    run_id = stored.choices[0].run_id
+    for choice in stored.choices:
+        assert f"Tuned, {choice.framework}: the best of 2 by {run_id}." in said.stdout
+        (row,) = (r for r in rows_of(checkout) if (r["framework"], r["mode"]) == (choice.framework, "tuned"))
+        switches = modes.settings(choice.mode, choice.framework, "mnist", 1, "fp32", "cpu")
+        assert row["switches"] == modes.said(switches)
+
+
+def searched_by_hand(checkout: Path) -> "subprocess.CompletedProcess[str]":
+    """A search by the command of its script."""
+    command = [interpreter("jax"), "jax/run.py", "--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "8"]
+    command += ["--preset", TRIAL, "--size", "tiny", "--trials", "2", "--paired", f"pytorch={interpreter('pytorch')}"]
+    environment = clean_environment() | {"WANDB_MODE": "disabled"}
+    return subprocess.run(
+        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_a_side_of_which_nothing_runs_is_named_and_nothing_is_kept_of_it(checkout: Path) -> None:
+    model = checkout / "jax" / "models" / "mnist.py"
+    model.write_text(model.read_text().replace("    def __call__(", "    def gone("))
+    said = searched_by_hand(checkout)
+    assert said.returncode == 1, said.stdout + said.stderr
+    results = Results(checkout / "results")
+    (run,) = results.runs()
+    assert run.status().state == FAILED
+    assert {row.status for row in run.rows() if row.framework == "pytorch"} == {FINISHED}
+    (file,) = (checkout / "results" / "tuned").glob("*.json")
+    stored = tuned.read(file)
+    assert stored is not None
+    assert [choice.framework for choice in stored.choices] == ["pytorch"]
