@@ -104,6 +104,12 @@ SWITCHES: tuple[Switch, ...] = (
         suits=lambda benchmark: benchmark.depthwise,
     ),
     Switch(
+        *("convolution", "jax", "other convolutions by XLA, or some as products of matrices, or their gradients, too"),
+        proof="names in the program",
+        values=("framework", "products", "gradients"),
+        suits=_has_images,
+    ),
+    Switch(
         *("donation", "jax", "the step's state is overwritten in place", "memory shared by input and output"),
         values=(ON, OFF),
         modules=(TRAINING,),

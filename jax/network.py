@@ -26,6 +26,7 @@ import weights
 from duel.catalogue import Benchmark
 from duel.measure.batches import Batch, Pool
 from duel.measure.device import Setting
+from duel.switches import default_value
 from models import _layers
 
 AXIS = "batch"  # of the mesh of all devices
@@ -144,10 +145,13 @@ class Network:
             "donation": ("on" if shared else "off", f"{shared} bytes are shared"),
             "attention": ("cudnn", "__cudnn$fmha") if "__cudnn$fmha" in text else ("math", "no custom call for it"),
         }
-        if "depthwise" in self._setting.switches:
-            # Not by group counts: gradients of samples make grouped convolutions of all others, too.
-            named = text.count(_layers.SHIFTED)
-            found["depthwise"] = ("shifted" if named else "grouped", f"{named} operations called {_layers.SHIFTED}")
+        # Not by kinds of operations: gradients of samples make grouped convolutions of all others, too.
+        for switch, ways in _layers.WAYS.items():
+            if switch in self._setting.switches:
+                named = {value: text.count(name) for value, name in ways.items()}
+                value = next((value for value, count in named.items() if count), default_value(switch))
+                said = ", ".join(f"{count} operations called {ways[value]}" for value, count in named.items())
+                found[switch] = value, said
         if not self._setting.on("triton_gemm"):
             # Of matrix products alone: XLA writes softmax and the like in Triton, too.
             products = sorted(set(re.findall(r"__triton\w*gemm\w*", text)))
@@ -226,8 +230,8 @@ class Network:
         All that is measured goes through here, and so does the canary.
         """
         kernel = ATTENTION.get(self._setting.value("attention"))
-        shifted = self._setting.value("depthwise") == "shifted"
-        with _layers.autocast(self._compute), _layers.attention_by(kernel), _layers.depthwise_shifted(shifted):
+        ways = self._setting.value("depthwise"), self._setting.value("convolution")
+        with _layers.autocast(self._compute), _layers.attention_by(kernel), _layers.convolved_by(*ways):
             return model(*inputs).astype(self._dtype)
 
     @functools.cached_property

@@ -5,6 +5,9 @@ None holds weights that mean anything before ``weights.load``. Images are (N, he
 
 import contextlib
 import contextvars
+import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -18,8 +21,12 @@ _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
 Kernel = Literal["xla", "cudnn"]  # JAX's names for what computes attention
 _attention: contextvars.ContextVar[Kernel | None] = contextvars.ContextVar("attention", default=None)
-SHIFTED = "shifted_products"  # what the program calls the operations of a depthwise convolution that is taken apart
-_shifted: contextvars.ContextVar[bool] = contextvars.ContextVar("shifted", default=False)
+# What the program calls the operations of convolutions that are not left to XLA, by switch and its value.
+WAYS = {
+    "depthwise": {"shifted": "shifted_products"},
+    "convolution": {"products": "patch_products", "gradients": "kernel_products"},
+}
+_convolutions: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar("convolutions", default=("", ""))
 
 
 @contextlib.contextmanager
@@ -43,13 +50,13 @@ def attention_by(implementation: Kernel | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def depthwise_shifted(on: bool) -> Iterator[None]:
-    """Depthwise convolutions that are traced inside are sums of shifted products, not grouped convolutions."""
-    token = _shifted.set(on)
+def convolved_by(depthwise: str, others: str) -> Iterator[None]:
+    """How convolutions that are traced inside are written, by the values of ``depthwise`` and ``convolution``."""
+    token = _convolutions.set((depthwise, others))
     try:
         yield
     finally:
-        _shifted.reset(token)
+        _convolutions.reset(token)
 
 
 def _over_batch(mean: jax.Array) -> jax.Array:
@@ -123,33 +130,85 @@ class Conv(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x, kernel = cast(x), cast(self.kernel[...])
-        if _shifted.get() and self.groups == x.shape[-1] == kernel.shape[-1]:
+        depthwise, others = _convolutions.get()
+        if depthwise == "shifted" and self.groups == x.shape[-1] == kernel.shape[-1]:
             y = _depthwise(x, kernel[:, :, 0], self.stride, self.padding)
+        elif others in WAYS["convolution"] and self.groups == 1:
+            with jax.named_scope(WAYS["convolution"][others]):
+                few = _count(x, kernel, self.stride, self.padding) <= kernel.shape[-1]
+                other = _with_products if others == "gradients" else _convolution
+                way = _of_patches if few or kernel.shape[:2] == (1, 1) else other
+                y = way(x, kernel, self.stride, self.padding)
         else:
-            y = jax.lax.conv_general_dilated(
-                x,
-                kernel,
-                (self.stride, self.stride),
-                [(self.padding, self.padding)] * 2,
-                dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                feature_group_count=self.groups,
-            )
+            y = _convolution(x, kernel, self.stride, self.padding, self.groups)
         return _add(y, None if self.bias is None else self.bias[...])
 
 
-@jax.named_scope(SHIFTED)
+def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: int, groups: int = 1) -> jax.Array:
+    """XLA's own. ``kernel`` is (height, width, in / groups, out)."""
+    pads = [(padding, padding)] * 2
+    names = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, kernel, (stride, stride), pads, dimension_numbers=names, feature_group_count=groups
+    )
+
+
+def _count(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
+    """Places of the result of one sample."""
+    sizes = zip(x.shape[1:3], kernel.shape[:2], strict=True)
+    return math.prod((size + 2 * padding - side) // stride + 1 for size, side in sizes)
+
+
+def _places(x: jax.Array, sides: tuple[int, ...], stride: int, padding: int) -> list[jax.Array]:
+    """For each place of a kernel with these ``sides`` what of ``x`` it meets: (N, height, width, channels) each."""
+    padded = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    last = [stride * ((size - side) // stride) + 1 for size, side in zip(padded.shape[1:3], sides, strict=True)]
+    return [
+        padded[:, row : row + last[0] : stride, column : column + last[1] : stride]
+        for row, column in itertools.product(*map(range, sides))
+    ]
+
+
+@jax.named_scope(WAYS["depthwise"]["shifted"])
 def _depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Each channel of ``x`` with its own part of ``kernel`` (height, width, channels), summed in at least float32."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    padded = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    height, width = ((size - kernel.shape[0]) // stride + 1 for size in padded.shape[1:3])
-    total = jnp.zeros((len(x), height, width, x.shape[-1]), wide)
-    for row in range(kernel.shape[0]):
-        for column in range(kernel.shape[1]):
-            ends = row + stride * (height - 1) + 1, column + stride * (width - 1) + 1
-            part = padded[:, row : ends[0] : stride, column : ends[1] : stride]
-            total += part.astype(wide) * kernel[row, column].astype(wide)
-    return total.astype(x.dtype)
+    places = _places(x, kernel.shape[:2], stride, padding)
+    weights = kernel.reshape(-1, kernel.shape[-1])
+    return sum(
+        (place.astype(wide) * weight.astype(wide) for place, weight in zip(places, weights, strict=True)),
+        start=jnp.zeros(places[0].shape, wide),
+    ).astype(x.dtype)
+
+
+def _of_patches(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """One product of matrices: all patches of ``x``, times ``kernel``."""
+    patches = jnp.concatenate(_places(x, kernel.shape[:2], stride, padding), -1)
+    rows = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, kernel.shape[-1])
+    return rows.reshape(*patches.shape[:3], -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _with_products(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """XLA's convolution; the gradient of its kernel is a product of matrices for each place of it."""
+    return _convolution(x, kernel, stride, padding)
+
+
+def _forward(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return _convolution(x, kernel, stride, padding), (x, kernel)
+
+
+def _backward(
+    stride: int, padding: int, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = kept
+    (for_x,) = jax.vjp(lambda x: _convolution(x, kernel, stride, padding), x)[1](gradient)
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    places = _places(x, kernel.shape[:2], stride, padding)
+    return for_x, jnp.stack([place.reshape(-1, x.shape[-1]).T @ rows for place in places]).reshape(kernel.shape)
+
+
+_with_products.defvjp(_forward, _backward)
 
 
 class BatchNorm(nnx.Module):
