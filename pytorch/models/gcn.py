@@ -27,7 +27,7 @@ class _Convolution(nn.Module):
         self, x: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         # The weights are float32 whatever the products are computed in, and so are the sums.
-        messages = weights[:, None] * functional.linear(x, self.weight)[senders]
+        messages = weights[:, None] * functional.linear(x, self.weight).index_select(0, senders)
         return segment_sum(messages, receivers, len(x)) + self.bias
 
 

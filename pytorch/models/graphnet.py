@@ -62,7 +62,8 @@ class _GraphNet(nn.Module):
         for update_edges, update_nodes, update_globals in zip(
             self.edge_updates, self.node_updates, self.global_updates, strict=True
         ):
-            edges = update_edges(edges, nodes[senders], nodes[receivers], _repeat(context, edge_mask.shape[1]))
+            ends = nodes.index_select(0, senders), nodes.index_select(0, receivers)
+            edges = update_edges(edges, *ends, _repeat(context, edge_mask.shape[1]))
             sent, received = segment_sum(edges, senders, count), segment_sum(edges, receivers, count)
             nodes = update_nodes(nodes, sent, received, _repeat(context, node_mask.shape[1]))
             context = update_globals(_sum(nodes, node_mask), _sum(edges, edge_mask), context)
