@@ -69,7 +69,7 @@ MISTAKES = {
     "SAME padding at stride 2": (
         "mobilenet_v3_small",
         "models/_layers.py",
-        [("[(self.padding, self.padding)] * 2", '"SAME"')],
+        [("[(padding, padding)] * 2", '"SAME"')],
         "float64 layers features.0.0:",
     ),
     "tanh GELU": ("vit_b16", "models/vit_b16.py", [("approximate=False", "approximate=True")], "float64 layers"),
