@@ -1,10 +1,21 @@
-"""Public implementations of the image models in JAX, each built from the folder with the checkouts (``twins.py``)."""
+"""Public implementations of the image models in JAX, each built from a folder with checkouts of these; none is here.
+
+- bonsai: github.com/jax-ml/bonsai at 36284254 (ResNet-50, ViT-B/16 and EfficientNet-B0; NNX)
+- flax: github.com/google/flax at 18f8f311, examples/imagenet (ResNet-50; linen)
+- vision_transformer: github.com/google-research/vision_transformer at c6de1e53 (ViT-B/16; linen)
+- efficientnet-jax: github.com/rwightman/efficientnet-jax at 06d7ed6c (EfficientNet-B0 and MobileNetV3-Small; linen)
+
+They run without dropout and stochastic depth, which the twins have not, and else as their authors wrote them: bonsai
+and flax take the one-pass variance in batch norm, and both vision transformers the tanh approximation of GELU, where
+the twins compute what PyTorch does.
+"""
 
 import importlib
 import importlib.util
 import sys
+import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,3 +138,79 @@ def _nnx(model: Any, call: Callable[[Any, Any, bool], Any]) -> Public:
 
     # plain dictionaries, as the twin has them: less work for Python at every step
     return Public(nnx.to_pure_dict(parameters), nnx.to_pure_dict(rest), apply)
+
+
+def jax_loops(
+    benchmark: Any, module: str, pool: Any, parameters: int, folder: Path
+) -> Iterator[tuple[str, Callable[[int], float] | str]]:
+    """For each of the benchmark's public models its name with a loop of ``module``'s steps on the batches of ``pool``,
+    or a sentence saying why it does not run. ``parameters`` are those of the twin, which must be as many."""
+    import jax
+    import jax.numpy as jnp
+
+    batches = [
+        (jnp.asarray(batch.inputs[0]).transpose(0, 2, 3, 1), jnp.asarray(batch.labels)) for batch in pool.batches
+    ]
+    for name, build in PUBLIC.get(benchmark.name, {}).items():
+        try:
+            public = build(folder)
+            size = sum(leaf.size for leaf in jax.tree.leaves(public.parameters))
+            if size != parameters:
+                raise ValueError(f"another network: {size} parameters, the twin has {parameters}")
+            loop = (
+                _trained(public, batches, benchmark.optimizer) if module == "training" else _evaluated(public, batches)
+            )
+        except Exception as error:  # what another's code raises when it is built or traced is why it cannot run
+            yield name, f"does not run: {type(error).__name__}: {error}"
+            continue
+        yield name, loop
+
+
+def _evaluated(public: Public, batches: Any) -> Callable[[int], float]:
+    import jax
+
+    jitted = jax.jit(lambda parameters, rest, images: public.apply(parameters, rest, images, False)[0])
+    forward = jitted.lower(public.parameters, public.rest, batches[0][0]).compile()
+
+    def run(steps: int) -> float:
+        start = time.perf_counter()
+        for index in range(steps):
+            logits = forward(public.parameters, public.rest, batches[index % len(batches)][0])
+        logits.block_until_ready()
+        return time.perf_counter() - start
+
+    return run
+
+
+def _trained(public: Public, batches: Any, recipe: Any) -> Callable[[int], float]:
+    import jax
+    import optax
+
+    import training as twin
+
+    optimizer = twin._optimizer(recipe)
+
+    def update(state: Any, images: Any, labels: Any) -> Any:
+        parameters, rest, moments = state
+
+        def mean_loss(parameters: Any) -> Any:
+            logits, changed = public.apply(parameters, rest, images, True)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), changed
+
+        (loss, changed), gradients = jax.value_and_grad(mean_loss, has_aux=True)(parameters)
+        updates, moments = optimizer.update(gradients, moments, parameters)
+        return (optax.apply_updates(parameters, updates), changed, moments), loss
+
+    # copies: the first step gives its state away
+    state = jax.tree.map(jax.numpy.copy, (public.parameters, public.rest, optimizer.init(public.parameters)))
+    step = jax.jit(update, donate_argnums=0).lower(state, *batches[0]).compile()
+
+    def run(steps: int) -> float:
+        nonlocal state
+        start = time.perf_counter()
+        for index in range(steps):
+            state, loss = step(state, *batches[index % len(batches)])
+        loss.block_until_ready()
+        return time.perf_counter() - start
+
+    return run

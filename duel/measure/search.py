@@ -6,6 +6,7 @@ what that needs or excludes. Where all of these were tried the search ends. The 
 measured twice more, in the order A B B A: the fastest of several trials is also the luckiest.
 """
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -93,34 +94,42 @@ class _Side:
 
 def following(trials: Sequence[Trial], row: Row) -> str | None:
     """The mode to try after ``trials``, on the device and for the point that ``row`` is of; None where none is left."""
-    here = (str(row.framework), str(row.benchmark), row.use_case or 0)
-    where = (str(row.precision), str(row.device_kind))
     tried = {trial.mode for trial in trials}
-    default = modes.settings(modes.DEFAULT, *here, *where)
+    candidates = (_canonical(modes.TUNED, row), *neighbours(tuned.fastest(trials), row))
+    return next((mode for mode in candidates if mode not in tried), None)
 
-    def spelled(values: dict[str, str]) -> str:
-        return modes.spelled(modes.DEFAULT, {name: value for name, value in values.items() if value != default[name]})
 
-    candidates = [modes.settings(modes.TUNED, *here, *where)]
-    fastest = modes.settings(tuned.fastest(trials), *here, *where)
-    switches = applicable(*here, row.device_kind)
+def neighbours(mode: str, row: Row) -> list[str]:
+    """The modes in which one switch has another value than in ``mode``, and with it what that needs or excludes."""
+    switches = applicable(str(row.framework), str(row.benchmark), row.use_case or 0, row.device_kind)
+    values, found = _settings(mode, row), []
     for switch in (one for one in switches.values() if one.searched):
-        for value in (one for one in switch.values if one != fastest[switch.name]):
-            turned = fastest | {switch.name: value}
+        for value in (one for one in switch.values if one != values[switch.name]):
+            turned = values | {switch.name: value}
             for other in switches.values():
                 if value == ON and other.name == switch.needs:
                     turned[other.name] = ON
-                if (value == ON and switch.name == other.excludes) or (value == OFF and switch.name == other.needs):
+                if value == ON and switch.name == other.excludes:
                     turned[other.name] = OFF
                 if value == ON and other.name == switch.excludes:
                     turned[other.name] = OFF
-            candidates.append(turned)
-    return next((mode for mode in map(spelled, candidates) if mode not in tried and _is_valid(mode, here, where)), None)
+                if value == OFF and switch.name == other.needs:
+                    turned[other.name] = OFF
+            with contextlib.suppress(UserError):  # of a switch that it turns, another needs or excludes something
+                found.append(_canonical(_spelled(turned, row), row))
+    return found
 
 
-def _is_valid(mode: str, here: tuple[str, str, int], where: tuple[str, str]) -> bool:
-    try:
-        modes.settings(mode, *here, *where)
-    except UserError:  # a switch of a switch that it turns
-        return False
-    return True
+def _settings(mode: str, row: Row) -> dict[str, str]:
+    here = (str(row.framework), str(row.benchmark), row.use_case or 0, str(row.precision), str(row.device_kind))
+    return modes.settings(mode, *here)
+
+
+def _spelled(values: dict[str, str], row: Row) -> str:
+    default = _settings(modes.DEFAULT, row)
+    return modes.spelled(modes.DEFAULT, {name: value for name, value in values.items() if value != default[name]})
+
+
+def _canonical(mode: str, row: Row) -> str:
+    """The same from ``default`` on, in the order of the switches. Raises UserError where it contradicts itself."""
+    return _spelled(_settings(mode, row), row)
