@@ -26,7 +26,6 @@ import weights
 from duel.catalogue import Benchmark
 from duel.measure.batches import Batch, Pool
 from duel.measure.device import Setting
-from duel.switches import default_value
 from models import _layers
 
 AXIS = "batch"  # of the mesh of all devices
@@ -149,7 +148,7 @@ class Network:
         for switch, ways in _layers.WAYS.items():
             if switch in self._setting.switches:
                 named = {value: text.count(name) for value, name in ways.items()}
-                value = next((value for value, count in named.items() if count), default_value(switch))
+                value = next((value for value, count in named.items() if count), _layers.BY_XLA[switch])
                 said = ", ".join(f"{count} operations called {ways[value]}" for value, count in named.items())
                 found[switch] = value, said
         if not self._setting.on("triton_gemm"):

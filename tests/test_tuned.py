@@ -169,7 +169,7 @@ def test_a_search_and_what_it_found_in_force(main: Main, checkout: Path) -> None
         assert choice.count == 2
         assert choice.seconds > 0
     tried = {row["mode"] for row in rows_of(checkout)}
-    assert tried == {"default", "default-donation", SET}
+    assert tried == {"default", "default+convolution=products", SET}
     assert "nothing to publish" in main("publish", "--name", "here").stderr
     where = ("--preset", "smoke", "--device", "cpu", "--mode", "tuned", "--wait")
     said = main("--benchmark", "mnist", "--use_case", "1", *where, WANDB_MODE="disabled")

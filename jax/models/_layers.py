@@ -22,6 +22,7 @@ _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_
 Kernel = Literal["xla", "cudnn"]  # JAX's names for what computes attention
 _attention: contextvars.ContextVar[Kernel | None] = contextvars.ContextVar("attention", default=None)
 # What the program calls the operations of convolutions that are not left to XLA, by switch and its value.
+BY_XLA = {"depthwise": "grouped", "convolution": "framework"}
 WAYS = {
     "depthwise": {"shifted": "shifted_products"},
     "convolution": {"products": "patch_products", "gradients": "kernel_products"},
@@ -194,10 +195,6 @@ def _with_products(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -
     return _convolution(x, kernel, stride, padding)
 
 
-def _forward(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return _convolution(x, kernel, stride, padding), (x, kernel)
-
-
 def _backward(
     stride: int, padding: int, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -208,7 +205,7 @@ def _backward(
     return for_x, jnp.stack([place.reshape(-1, x.shape[-1]).T @ rows for place in places]).reshape(kernel.shape)
 
 
-_with_products.defvjp(_forward, _backward)
+_with_products.defvjp(lambda x, kernel, *others: (_convolution(x, kernel, *others), (x, kernel)), _backward)
 
 
 class BatchNorm(nnx.Module):
