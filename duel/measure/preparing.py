@@ -123,7 +123,7 @@ def load(m: Measurement) -> Columns:
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
     if modes.is_tuned(mode):
         choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1])
-        mode = modes.in_place(mode, choice or mode)
+        mode = modes.in_place(mode, choice or modes.TUNED)
         m.row = m.row.replace(tuning=tuning)
     row = m.row
     switches = modes.settings(
