@@ -155,18 +155,7 @@ class Job:
         paired = self.framework == PAIRED
         repeats = 1 if self.use_case == VALIDATE else (self.pairs or preset.pairs) if paired else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
-        missing = {"accuracy": "synthetic data"} if benchmark.dataset == "synthetic" else {}
         module, many = USE_CASES[self.use_case].module, self.use_case in MANY
-        if module != "training":
-            missing |= dict.fromkeys((*CURVE, *PASSES), NOT_HERE)
-        if module != "inference":
-            missing |= dict.fromkeys(LATENCY, NOT_HERE)
-        if module != "per_sample_gradients":
-            missing |= dict.fromkeys(("product", "microbatch"), NOT_HERE)
-        if not modes.is_tuned(self.mode):
-            missing |= {"tuning": f"mode {self.mode}"}
-        if not many:
-            missing |= dict.fromkeys(("scaling", *SCALED), NOT_HERE)
         row = Row(
             benchmark=self.benchmark,
             use_case=self.use_case,
@@ -183,7 +172,7 @@ class Job:
             nodes=1,
             scaling=self.scaling if many else None,
             throughput_unit=benchmark.unit,
-            missing=missing,
+            missing=self._missing(),
         )
         sizes = self.batch_sizes or (preset.batch_sizes if self.use_case == INFERENCE else (None,))
         products = self.products or tuple(PRODUCTS) if module == "per_sample_gradients" else (None,)
@@ -206,6 +195,22 @@ class Job:
             for place, count in enumerate(counts)
         ]
         return [row.replace(point=number) for number, row in enumerate(rows)] if self.trials else rows
+
+    def _missing(self) -> dict[str, str]:
+        """Why columns of its rows stay empty, as far as the plan knows."""
+        missing = {"accuracy": "synthetic data"} if BENCHMARKS[self.benchmark].dataset == "synthetic" else {}
+        module = USE_CASES[self.use_case].module
+        if module != "training":
+            missing |= dict.fromkeys((*CURVE, *PASSES), NOT_HERE)
+        if module != "inference":
+            missing |= dict.fromkeys(LATENCY, NOT_HERE)
+        if module != "per_sample_gradients":
+            missing |= dict.fromkeys(("product", "microbatch"), NOT_HERE)
+        if not modes.is_tuned(self.mode):
+            missing |= {"tuning": f"mode {self.mode}"}
+        if self.use_case not in MANY:
+            missing |= dict.fromkeys(("scaling", *SCALED), NOT_HERE)
+        return missing
 
 
 def seal(text: str) -> str:
