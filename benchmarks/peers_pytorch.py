@@ -7,6 +7,7 @@ torchvision is there; transformers and PyTorch Geometric are not part of Duel's 
 and PYTHONPATH=DIR. Dropout and stochastic depth, which the twins have not, are off.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,55 @@ class _GCN(nn.Module):
         return self.conv2(x, edges, weights[0])[None]
 
 
+class _Update(nn.Module):
+    """A linear layer, a layer norm and a ReLU, for a part of PyTorch Geometric's MetaLayer: ``gather`` has its inputs
+    of all that the layer gives."""
+
+    def __init__(self, inputs: int, width: int, gather: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+        super().__init__()
+        self.linear, self.norm, self.gather = nn.Linear(inputs, width), nn.LayerNorm(width), gather
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.linear(torch.cat(self.gather(*given), -1))))
+
+
+class _GraphNetwork(nn.Module):
+    """PyTorch Geometric's MetaLayer with its scatter. Each graph has one more behind it, which takes its padding."""
+
+    def __init__(self, steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> None:
+        super().__init__()
+        layer = importlib.import_module("torch_geometric.nn").MetaLayer
+        add = functools.partial(importlib.import_module("torch_geometric.utils").scatter, reduce="sum")
+        self.node_embedding, self.edge_embedding = nn.Linear(node_features, width), nn.Linear(edge_features, width)
+        self.steps, self.decoder, self.tasks = nn.ModuleList(), nn.Linear(width, tasks), tasks
+
+        def edges(source: Any, target: Any, edges: Any, u: Any, batch: Any) -> tuple[torch.Tensor, ...]:
+            return source, target, edges, u[batch]
+
+        def nodes(x: Any, ends: Any, edges: Any, u: Any, batch: Any) -> tuple[torch.Tensor, ...]:
+            return x, *(add(edges, end, dim_size=len(x)) for end in ends), u[batch]
+
+        def graphs(x: Any, ends: Any, edges: Any, u: Any, batch: Any) -> tuple[torch.Tensor, ...]:
+            return add(x, batch, dim_size=len(u)), add(edges, batch[ends[0]], dim_size=len(u)), u
+
+        for more in [tasks] + [width] * (steps - 1):
+            parts = ((3, edges), (3, nodes), (2, graphs))
+            self.steps.append(layer(*(_Update(count * width + more, width, gather) for count, gather in parts)))
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        nodes, edges, senders, receivers, node_mask, _ = inputs
+        graphs, size = node_mask.shape
+        first = torch.arange(graphs, device=nodes.device)[:, None]
+        ends = torch.stack([(end + size * first).flatten() for end in (senders, receivers)])
+        batch = (2 * first + (node_mask == 0)).flatten()
+        x, edges = self.node_embedding(nodes.flatten(0, 1)), self.edge_embedding(edges.flatten(0, 1))
+        u = x.new_zeros(2 * graphs, self.tasks)
+        for step in self.steps:
+            x, edges, u = step(x, ends, edges, u, batch)
+        logits: torch.Tensor = self.decoder(u[::2])
+        return logits
+
+
 class _BasicNet(nn.Module):
     """ResNet-18 for small images of torchvision's blocks: a stem of 3 x 3, without its pooling."""
 
@@ -118,5 +168,6 @@ PEERS: dict[str, dict[str, Callable[[dict[str, Any]], nn.Module]]] = {
     "cifar10_resnet18": {"torchvision": lambda sizes: _BasicNet(10)},
     "gpt2": {"transformers": _gpt2},
     "bert": {"transformers": _bert},
+    "graphnet": {"torch_geometric": lambda sizes: _GraphNetwork(**sizes)},
     "gcn": {"torch_geometric": lambda sizes: _GCN(**sizes)},
 }

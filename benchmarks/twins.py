@@ -7,7 +7,7 @@ At full size, in float32, with the catalogue's batch sizes for a CPU and its opt
 The twin in ``tuned`` (what results/tuned has for the device, else the set for its kind) takes turns with
 
 - itself in ``default``, and in each mode in which one switch has another value: no way of ours may be faster;
-- public models (peers_pytorch.py, public_models.py, which say where they are from), each in the modes ``default`` and
+- public models (peers_pytorch.py, peers_jax.py, which say where they are from), each in the modes ``default`` and
   ``tuned`` in PyTorch, compiled in JAX. Those of PyTorch run in the twin's own loop, of which measuring_loop.py shows
   what it costs; those of JAX in one of their own.
 
@@ -104,26 +104,27 @@ class Point:
             run(1)
         return run
 
-    def parameters(self) -> int:
+    def check_size(self, found: int) -> None:
+        """Raise ValueError where a network of ``found`` parameters is not that of the twin."""
         from duel.measure import parameters
 
         shapes = self.weights.shapes(self.network.build(self.benchmark, "full"))
-        return sum(map(math.prod, parameters.trainable(shapes).values()))
+        expected = sum(map(math.prod, parameters.trainable(shapes).values()))
+        if found != expected:
+            raise ValueError(f"another network: {found} parameters, the twin has {expected}")
 
 
-def loops(point: Point, others: Path | None) -> Iterator[tuple[str, Loop | str]]:
+def loops(point: Point, others: Path, public_alone: bool) -> Iterator[tuple[str, Loop | str]]:
     """The twin's loop first, then each other's with its name, or a sentence saying why it does not run."""
     tuned = point.tuned
     yield TWIN, point.loop(tuned)
-    modes = dict.fromkeys(("default", *point.neighbours(tuned, point.row)))
+    modes = () if public_alone else dict.fromkeys(("default", *point.neighbours(tuned, point.row)))
     for mode in (one for one in modes if "attention" not in one):  # which PyTorch has for the whole process alone
         yield f"twin, {mode}", point.loop(mode)
     if point.row.framework == "pytorch":
         yield from _public_in_pytorch(point, tuned)
-    elif others is not None:
-        from public_models import jax_loops
-
-        yield from jax_loops(point.benchmark, point.use_case.module, point.pool, point.parameters(), others)
+    else:
+        yield from _public_in_jax(point, others)
 
 
 def _public_in_pytorch(point: Point, tuned: str) -> Iterator[tuple[str, Loop | str]]:
@@ -133,12 +134,82 @@ def _public_in_pytorch(point: Point, tuned: str) -> Iterator[tuple[str, Loop | s
         for mode in dict.fromkeys(("default", tuned, "tuned")):
             try:
                 model = build(dict(point.benchmark.sizes["full"].model))
-                size = sum(parameter.numel() for parameter in model.parameters())
-                if size != point.parameters():
-                    raise ValueError(f"another network: {size} parameters, the twin has {point.parameters()}")
+                point.check_size(sum(parameter.numel() for parameter in model.parameters()))
                 yield f"{name}, {mode}", point.loop(mode, model)
             except Exception as error:  # what another's code raises is why it cannot run here
                 yield f"{name}, {mode}", f"does not run: {type(error).__name__}: {error}"
+
+
+def _public_in_jax(point: Point, others: Path) -> Iterator[tuple[str, Loop | str]]:
+    import jax
+    from peers_jax import PEERS
+
+    for name, build in PEERS.get(point.benchmark.name, {}).items():
+        try:
+            public = build(others)
+            point.check_size(sum(leaf.size for leaf in jax.tree.leaves(public.parameters)))
+            yield name, _jax_loop(point, public)
+        except Exception as error:  # what another's code raises when it is built or traced is why it cannot run
+            yield name, f"does not run: {type(error).__name__}: {error}"
+
+
+def _jax_loop(point: Point, public: Any) -> Loop:
+    """A loop over ``public`` that trains with the twin's loss and optimizer, or evaluates, compiled as the twin is."""
+    import jax
+
+    def put(array: Any) -> jax.Array:
+        return jax.numpy.asarray(array.transpose(0, 2, 3, 1) if array.ndim == 4 else array)  # images: channels last
+
+    batches = [(tuple(map(put, batch.inputs)), put(batch.labels)) for batch in point.pool.batches]
+    step = (_jax_training if point.use_case.module == "training" else _jax_inference)(point, public, batches)
+
+    def run(steps: int) -> float:
+        start = time.perf_counter()
+        for index in range(steps):
+            result = step(*batches[index % len(batches)])
+        result.block_until_ready()
+        return time.perf_counter() - start
+
+    return run
+
+
+def _jax_inference(point: Point, public: Any, batches: Any) -> Callable[[Any, Any], Any]:
+    import jax
+
+    jitted = jax.jit(lambda parameters, rest, inputs: public.apply(parameters, rest, inputs, False)[0])
+    forward = jitted.lower(public.parameters, public.rest, batches[0][0]).compile()
+    return lambda inputs, labels: forward(public.parameters, public.rest, inputs)
+
+
+def _jax_training(point: Point, public: Any, batches: Any) -> Callable[[Any, Any], Any]:
+    import jax
+    import optax
+
+    import training
+
+    optimizer, loss_of = training._optimizer(point.benchmark.optimizer), training.LOSSES[point.benchmark.loss]
+
+    def update(state: Any, inputs: Any, labels: Any) -> Any:
+        parameters, rest, moments = state
+
+        def mean_loss(parameters: Any) -> Any:
+            logits, changed = public.apply(parameters, rest, inputs, True)
+            return loss_of(logits, labels), changed
+
+        (loss, changed), gradients = jax.value_and_grad(mean_loss, has_aux=True)(parameters)
+        updates, moments = optimizer.update(gradients, moments, parameters)
+        return (optax.apply_updates(parameters, updates), changed, moments), loss
+
+    # copies: the first step gives its state away
+    state = jax.tree.map(jax.numpy.copy, (public.parameters, public.rest, optimizer.init(public.parameters)))
+    compiled = jax.jit(update, donate_argnums=0).lower(state, *batches[0]).compile()
+
+    def step(inputs: Any, labels: Any) -> Any:
+        nonlocal state
+        state, loss = compiled(state, inputs, labels)
+        return loss
+
+    return step
 
 
 def rounds(loops: dict[str, Loop], seconds: float) -> dict[str, list[float]]:
@@ -166,14 +237,14 @@ def told(twin: list[float], other: list[float]) -> tuple[str, bool]:
     return f"{text}: {verdict}", high <= BOUND
 
 
-def main(framework: str, names: list[str], works: list[str], others: Path | None, seconds: float) -> int:
+def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
     held = True
     for name in names:
         for work in works:
-            point = Point(framework, name, work)
-            found = dict(loops(point, others))
+            point = Point(args.framework, name, work)
+            found = dict(loops(point, args.others, args.public_alone))
             run = {who: loop for who, loop in found.items() if not isinstance(loop, str)}
-            times = rounds(run, seconds * len(run))
+            times = rounds(run, args.seconds * len(run))
             head = f"{name}, {work}, batch {point.row.batch_size}"
             print(f"{head}: twin in {point.tuned} {1e3 * statistics.median(times[TWIN]):.2f} ms", flush=True)
             for who, loop in found.items():
@@ -188,14 +259,17 @@ def main(framework: str, names: list[str], works: list[str], others: Path | None
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="The twins beside public models and other ways, in one framework.")
     parser.add_argument("framework", choices=("jax", "pytorch"), help="run it with this framework's interpreter")
-    parser.add_argument("--others", type=Path, metavar="DIR", help="jax: the folder with public models' checkouts")
-    parser.add_argument("--benchmark", help="this one alone")
+    parser.add_argument(
+        "--others", type=Path, default=Path(), metavar="DIR", help="jax: the folder with public models' checkouts"
+    )
+    parser.add_argument("--public_alone", action="store_true", help="beside public models, not the twin's other modes")
+    parser.add_argument("--benchmark", nargs="+", help="these alone")
     parser.add_argument("--work", choices=WORKS, help="this one alone")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each that takes part; default: 10")
     arguments = parser.parse_args()
     sys.path[:0] = [str(ROOT / arguments.framework), str(ROOT)]
     from duel.catalogue import BENCHMARKS
 
-    chosen = [arguments.benchmark] if arguments.benchmark else list(BENCHMARKS)
+    chosen = arguments.benchmark or list(BENCHMARKS)
     wanted = [arguments.work] if arguments.work else list(WORKS)
-    sys.exit(main(arguments.framework, chosen, wanted, arguments.others, arguments.seconds))
+    sys.exit(main(arguments, chosen, wanted))

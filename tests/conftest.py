@@ -54,7 +54,7 @@ def heeding_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of the working tree, in a folder whose path has a space, with the repository's environments."""
+    """A copy of the working tree without its records, in a folder whose path has a space, with its environments."""
     copy = tmp_path / "my duel"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -64,7 +64,7 @@ def checkout(tmp_path: Path) -> Path:
         text=True,
     ).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file() and not name.startswith("results/published/"):
+        if (ROOT / name).is_file() and not name.startswith(("results/published/", "results/tuned/")):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     (copy / ".venv").symlink_to(ROOT / ".venv")

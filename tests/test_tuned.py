@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Main, clean_environment, interpreter, rows_of
 
-from duel import modes, tuned
+from duel import ROOT, modes, tuned
 from duel.catalogue import FRAMEWORKS, TRIAL
 from duel.files import Damaged
 from duel.job import Job
@@ -205,3 +205,22 @@ def test_a_side_of_which_nothing_runs_is_named_and_nothing_is_kept_of_it(checkou
     stored = tuned.read(file)
     assert stored is not None
     assert [choice.framework for choice in stored.choices] == ["pytorch"]
+
+
+def shipped() -> list[Path]:
+    return sorted((ROOT / "results" / "tuned").glob("*.json"))
+
+
+def test_there_is_a_shipped_file() -> None:
+    assert shipped()
+
+
+@pytest.mark.parametrize("file", shipped(), ids=lambda file: file.stem)
+def test_what_a_shipped_file_chooses_was_faster_than_default_each_time(file: Path) -> None:
+    stored = tuned.read(file)
+    assert stored is not None
+    assert file == tuned.path(ROOT / "results", stored.device_name)
+    for choice in stored.choices:
+        assert choice.mode == tuned.chosen(choice.trials), choice.point
+    points = {name: {one.point[1:] for one in stored.choices if one.framework == name} for name in FRAMEWORKS}
+    assert points["jax"] == points["pytorch"]
