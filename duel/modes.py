@@ -143,7 +143,9 @@ def settings(
             raise UserError(f"--mode {mode}: switch {switch} does not apply to {said}; valid: {', '.join(here)}")
         if not here[switch].takes(value):
             valid = ", ".join(here[switch].values)
-            raise UserError(f"--mode {mode}: {value} is no value of switch {switch} in {framework}; valid: {valid}")
+            raise UserError(
+                f"--mode {mode}: {value} is no value of {switch} in {framework} on a {device_kind}; valid: {valid}"
+            )
         values[switch] = value
     if rung:
         values |= {switch: value for switch, value in RUNGS[rung - 1].items() if switch in here}

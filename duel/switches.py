@@ -78,24 +78,31 @@ SWITCHES: tuple[Switch, ...] = (
         device_kinds=_GPU,
         needs="compile",
     ),
-    Switch(
-        *("attention", "pytorch", "the kernel of scaled dot-product attention", "kernel names"),
-        values=("framework", "math", "flash", "efficient", "cudnn"),
-        device_kinds=("cpu", "gpu"),
-        modules=(TRAINING, INFERENCE),
-        suits=lambda benchmark: benchmark.attention,
+    *(
+        Switch(
+            *("attention", "pytorch", "the kernel of scaled dot-product attention", "kernel names"),
+            values=("framework", "math", "flash", *more),
+            device_kinds=(kind,),
+            modules=(TRAINING, INFERENCE),
+            suits=lambda benchmark: benchmark.attention,
+        )
+        for kind, more in (("cpu", ()), ("gpu", ("efficient", "cudnn")))
     ),
     Switch(
         *("opacus", "pytorch", "gradients of samples by the hooks of that library", "its class"),
         modules=(PER_SAMPLE,),
         excludes="compile",
     ),
-    Switch(
-        *("attention", "jax", "the implementation of jax.nn.dot_product_attention", "custom calls of the program"),
-        values=("framework", "math", "cudnn"),
-        device_kinds=("cpu", "gpu"),
-        modules=(TRAINING, INFERENCE),
-        suits=lambda benchmark: benchmark.attention,
+    *(
+        Switch(
+            *("attention", "jax", "the implementation of jax.nn.dot_product_attention", "custom calls of the program"),
+            values=("framework", "math", *more),
+            device_kinds=(kind,),
+            modules=(TRAINING, INFERENCE),
+            suits=lambda benchmark: benchmark.attention,
+            searched=bool(more),  # on a processor both are the same
+        )
+        for kind, more in (("cpu", ()), ("gpu", ("cudnn",)))
     ),
     Switch(
         *("depthwise", "jax", "depthwise convolutions as grouped ones, or as sums of shifted products"),

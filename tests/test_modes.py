@@ -100,7 +100,8 @@ def test_a_switch_that_a_side_lacks_leaves_it_as_it_is() -> None:
         ("tuned-compile", {"kind": "gpu"}, "switch cuda_graphs needs compile; valid: tuned-compile-cuda_graphs"),
         ("opacus+compile", {"use_case": 3}, "switches opacus and compile exclude each other; valid: one of them"),
         ("tuned+opacus", {"use_case": 3}, "exclude each other; valid: tuned+opacus-compile"),
-        ("default+attention=flash", {"framework": "jax", "benchmark": "gpt2"}, "flash is no value of switch attention"),
+        ("default+attention=flash", {"framework": "jax", "benchmark": "gpt2"}, "flash is no value of attention in jax"),
+        ("default+attention=cudnn", {"benchmark": "gpt2"}, "on a cpu; valid: framework, math, flash"),
     ],
 )
 def test_what_does_not_apply_or_go_together_is_refused(mode: str, more: dict[str, Any], words: str) -> None:

@@ -55,6 +55,15 @@ def test_a_switch_is_turned_with_what_it_needs_and_without_what_it_excludes() ->
         modes.settings(modes.check(mode), "pytorch", "resnet50", 1, "fp32", "gpu")
 
 
+def test_what_a_device_has_not_or_has_twice_is_not_tried() -> None:
+    gpt2 = RESNET50.replace(benchmark="gpt2")
+    tried = searched(gpt2, {})
+    assert "default+attention=flash" in tried
+    assert not [mode for mode in tried if "cudnn" in mode or "efficient" in mode]
+    assert not [mode for mode in searched(gpt2.replace(framework="jax"), {}) if "attention" in mode]
+    assert [mode for mode in searched(gpt2.replace(framework="jax", device_kind="gpu"), {}) if "attention" in mode]
+
+
 def test_what_does_not_run_is_not_the_fastest_and_not_tried_again() -> None:
     trials = [Trial("default", None), Trial(SET, None)]
     assert tuned.fastest(trials) == "default"
