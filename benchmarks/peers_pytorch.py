@@ -102,7 +102,7 @@ class _Update(nn.Module):
 
     def __init__(self, inputs: int, width: int, gather: Callable[..., tuple[torch.Tensor, ...]]) -> None:
         super().__init__()
-        self.linear, self.norm, self.gather = nn.Linear(inputs, width), nn.LayerNorm(width), gather
+        self.linear, self.norm, self.gather = nn.Linear(inputs, width), nn.LayerNorm(width, 1e-6), gather
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.norm(self.linear(torch.cat(self.gather(*given), -1))))
@@ -119,7 +119,7 @@ class _GraphNetwork(nn.Module):
         self.steps, self.decoder, self.tasks = nn.ModuleList(), nn.Linear(width, tasks), tasks
 
         def edges(source: Any, target: Any, edges: Any, u: Any, batch: Any) -> tuple[torch.Tensor, ...]:
-            return source, target, edges, u[batch]
+            return edges, source, target, u[batch]
 
         def nodes(x: Any, ends: Any, edges: Any, u: Any, batch: Any) -> tuple[torch.Tensor, ...]:
             return x, *(add(edges, end, dim_size=len(x)) for end in ends), u[batch]
