@@ -136,7 +136,7 @@ def _public_in_pytorch(point: Point, tuned: str) -> Iterator[tuple[str, Loop | s
                 model = build(dict(point.benchmark.sizes["full"].model))
                 point.check_size(sum(parameter.numel() for parameter in model.parameters()))
                 yield f"{name}, {mode}", point.loop(mode, model)
-            except Exception as error:  # what another's code raises is why it cannot run here
+            except Exception as error:  # another's code raises what it likes; it is said, and the exit code is 1
                 yield f"{name}, {mode}", f"does not run: {type(error).__name__}: {error}"
 
 
@@ -149,7 +149,7 @@ def _public_in_jax(point: Point, others: Path) -> Iterator[tuple[str, Loop | str
             public = build(others)
             point.check_size(sum(leaf.size for leaf in jax.tree.leaves(public.parameters)))
             yield name, _jax_loop(point, public)
-        except Exception as error:  # what another's code raises when it is built or traced is why it cannot run
+        except Exception as error:  # another's code raises what it likes; it is said, and the exit code is 1
             yield name, f"does not run: {type(error).__name__}: {error}"
 
 
