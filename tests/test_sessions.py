@@ -126,9 +126,21 @@ def test_sessions_of_other_code_or_versions_are_kept_apart_and_said(name: str) -
 def test_sessions_of_one_pair_each_are_enough_from_three_on() -> None:
     each = [session([ratio], hour) for ratio, hour in ((1.5, 0.0), (1.51, 2.0), (1.49, 4.0))]
     (outcome,) = found(*each)
-    assert (outcome.kind, outcome.reach) == ("JAX is faster", "over 3 sessions")
+    assert (outcome.kind, outcome.reach, outcome.floor) == ("JAX is faster", "over 3 sessions", None)
     (outcome,) = found(*each[:2])
     assert (outcome.found, outcome.kind) == (None, "indicative")
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+def test_the_noise_floor_is_of_processes_of_one_session_alone(pairs: int) -> None:
+    """A machine that is half as fast at another time makes no side differ from itself."""
+    each = []
+    for hour, scale in ((0.0, 1.0), (2.0, 0.5), (4.0, 0.9)):
+        rows = session([1.1] * pairs, hour)
+        each.append([dataclasses.replace(row, throughput=scale * (row.throughput or 0.0)) for row in rows])
+    (outcome,) = found(*each)
+    assert outcome.floor == pytest.approx(1.0)
+    assert outcome.kind == "JAX is faster"
 
 
 @pytest.mark.parametrize("two_scripts", [False, True])

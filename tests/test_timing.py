@@ -14,7 +14,7 @@ from duel.catalogue import PRESETS, Preset
 from duel.measure import timed, timing
 from duel.measure.device import ALONE
 from duel.measure.measurement import Measurement
-from duel.measure.watch import Conditions
+from duel.measure.watch import ENERGY_SECONDS, Conditions
 from duel.record import Row
 
 
@@ -63,7 +63,7 @@ def test_the_floors_hold_at_every_speed(monkeypatch: pytest.MonkeyPatch, seconds
     assert (first - 10) * seconds >= preset.warmup_seconds
     spent = sum(block.seconds for block in blocks)
     steps = sum(block.steps for block in blocks)
-    assert (steps >= preset.iterations == 50 and len(blocks) >= preset.blocks) or spent >= preset.max_seconds
+    assert (steps >= preset.iterations and len(blocks) >= preset.blocks) or spent >= preset.max_seconds
     assert len(blocks) >= timing.FEWEST
     assert all(block.seconds >= preset.block_seconds for block in blocks)
     assert len({block.steps for block in blocks}) == 1
@@ -74,6 +74,8 @@ def test_the_floors_hold_at_every_speed(monkeypatch: pytest.MonkeyPatch, seconds
 
 def test_a_slow_step_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, blocks = measured(monkeypatch, 7.0, PRESETS["standard"])
+    assert (len(blocks), blocks[0].steps) == (5, 1)  # after 20 s, and five
+    _, _, blocks = measured(monkeypatch, 7.0, PRESETS["publication"])
     assert (len(blocks), blocks[0].steps) == (9, 1)  # 63 s: the first block that ends after 60 s is the last
 
 
@@ -145,7 +147,7 @@ def test_the_opening_steps_are_dispatched_before_any_loss_is_read(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("seconds", "name", "calls"),
-    [(1e-3, "standard", 1000), (0.5, "standard", 120), (30.0, "standard", 5), (1e-3, "smoke", 20)],
+    [(1e-3, "standard", 1000), (0.5, "publication", 120), (0.5, "standard", 40), (30.0, "standard", 5), (1e-3, "smoke", 20)],
 )
 def test_latency_is_of_calls_that_are_synchronised_one_by_one(
     monkeypatch: pytest.MonkeyPatch, seconds: float, name: str, calls: int
@@ -220,6 +222,7 @@ class Throttled(Steps):
     """Work whose blocks of numbers ``bad`` are throttled, and take ten times as long. It is its own watch."""
 
     untold = "other processes (NVML: Unknown Error)"
+    least_seconds = 0.0
 
     def __init__(self, seconds: float, bad: set[int]) -> None:
         super().__init__(seconds)
@@ -247,7 +250,7 @@ def test_a_throttled_block_is_in_the_record_and_not_in_the_row_s_figures(
 ) -> None:
     work, said = Throttled(0.003, bad), list[dict[str, Any]]()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
-    row = Row(row=3, preset="standard", batch_size=8, throughput_unit="images/s", missing={"left_out": "not yet"})
+    row = Row(row=3, preset="publication", batch_size=8, throughput_unit="images/s", missing={"left_out": "not yet"})
 
     def emit(event: str, **found: Any) -> None:
         said.append({event: found})
@@ -270,3 +273,19 @@ def test_a_throttled_block_is_in_the_record_and_not_in_the_row_s_figures(
     assert told == f"{words}; not told: other processes (NVML: Unknown Error)"
     warned = f"warning: {len(bad)} of 50 blocks are left out: {words}" in capsys.readouterr().out
     assert warned == bool(bad)
+
+
+@pytest.mark.parametrize("seconds", [0.003, 0.9])
+def test_blocks_go_on_for_long_enough_to_measure_their_energy(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A slow step has been timed for longer already, a fast one has all blocks of the preset before."""
+    work = Throttled(seconds, set())
+    work.least_seconds = ENERGY_SECONDS
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
+    row = Row(row=0, preset="standard", batch_size=8, throughput_unit="images/s")
+    m = Measurement(SimpleNamespace(write_row=print), row, Path(), None, lambda event, **found: None, ALONE)
+    m.work = m.watch = work
+    m.row = m.row.replace(**timed.warm_up(m))
+    before = work.now
+    row = m.row.replace(**timed.time_blocks(m))
+    assert work.now - before >= ENERGY_SECONDS
+    assert (row.blocks or 0) > PRESETS["standard"].blocks or seconds * (row.iterations or 0) > ENERGY_SECONDS

@@ -74,7 +74,8 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
     blocks: list[timing.Block] = []
     conditions: list[Conditions] = []
     watch.begin()
-    for block, handle in timing.time_blocks(m.work, m.preset, m.next_step, m.steps_per_block):
+    least = watch.least_seconds if m.preset.thorough else 0.0
+    for block, handle in timing.time_blocks(m.work, m.preset, m.next_step, m.steps_per_block, least):
         blocks.append(block)
         conditions.append(watch.block())
         step_seconds = block.seconds / block.steps

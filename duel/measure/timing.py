@@ -84,22 +84,27 @@ def steady(blocks: list[float]) -> bool:
     return not trend or abs(last / first - 1) < DRIFT
 
 
-def time_blocks(work: Timed, preset: Preset, first_step: int, steps: int) -> Iterator[tuple[Block, Any]]:
+def time_blocks(
+    work: Timed, preset: Preset, first_step: int, steps: int, least_seconds: float = 0.0
+) -> Iterator[tuple[Block, Any]]:
     """Timed blocks of ``steps`` steps, and the handle of each one's last step, until the preset has enough of them.
 
-    Where steps are slow, its time is over before that: then there are as many as fit, and at least ``FEWEST``. Logits
-    may be large: whoever keeps a handle while the next block runs adds to the peak memory that is reported.
+    Where steps are slow, its time is over before that: then there are as many as fit, and at least ``FEWEST``. In any
+    case they last ``least_seconds``. Logits may be large: whoever keeps a handle while the next block runs adds to the
+    peak memory that is reported.
     """
-    taken, blocks = 0, 0
+    taken, blocks, seconds = 0, 0, 0.0
     start = time.perf_counter()
-    while blocks < FEWEST or (
-        (taken < preset.iterations or blocks < preset.blocks)
-        and work.agree(time.perf_counter() - start) < preset.max_seconds
+    while (
+        blocks < FEWEST
+        or seconds < least_seconds
+        or ((taken < preset.iterations or blocks < preset.blocks) and seconds < preset.max_seconds)
     ):
-        seconds, handle = time_block(work, first_step + taken, steps)
-        yield Block(first_step + taken, steps, seconds), handle
+        block_seconds, handle = time_block(work, first_step + taken, steps)
+        yield Block(first_step + taken, steps, block_seconds), handle
         del handle
         taken, blocks = taken + steps, blocks + 1
+        seconds = work.agree(time.perf_counter() - start)
 
 
 def time_calls(work: Timed, preset: Preset, first_step: int) -> list[float]:

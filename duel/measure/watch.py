@@ -91,6 +91,12 @@ class Watch:
         asked = {"throttling": "throttles", "other processes": "unknown"}
         return ", ".join(said + [f"{words} ({failures[name]})" for words, name in asked.items() if name in failures])
 
+    @property
+    def least_seconds(self) -> float:
+        """How long the timed blocks must last so that their energy can be measured; 0 where it cannot."""
+        measured = self._world.size == 1 and not self.sliced and self._joules()
+        return ENERGY_SECONDS if measured else 0.0
+
     def block(self) -> Conditions:
         """Those since the last call."""
         now = self._cpu_seconds()

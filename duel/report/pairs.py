@@ -78,12 +78,13 @@ class Outcome:
     def faster(self) -> str:
         """``JAX`` or ``PyTorch``; empty where that is not shown, or the sides are equal for all practical purposes.
 
-        A process that is far off leaves it undecided unless all pairs, or all sessions, say so alike.
+        A process that is far off leaves it undecided unless all pairs, or all sessions, say so alike. Sessions of one
+        pair each have no noise floor: what processes vary by is part of what sessions do.
         """
-        if self.found is None or self.floor is None or ratios.is_equal(self.found):
+        if self.found is None or ratios.is_equal(self.found):
             return ""
         unanimous = min(self.units) > 0 or max(self.units) < 0
-        if not ratios.differs(self.found, self.floor) or (self.far and not unanimous):
+        if not ratios.differs(self.found, self.floor or 1.0) or (self.far and not unanimous):
             return ""
         return "JAX" if self.found.ratio > 1 else "PyTorch"
 
@@ -229,7 +230,7 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
 def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
     """What comparable pairs of ``sessions``, enough of them, come to."""
     found = ratios.ratio([_in_order(session) for session in sessions])
-    same = same_side([pair for session in sessions for pair in session])
+    same = [log for session in sessions for log in same_side(session)]
     floor = ratios.noise_floor(same) if len(same) > 1 else None
     far = [name for session in sessions for name in _far(session)]
     return Outcome(sessions, found, floor, far=far, apart=list(apart))
@@ -326,9 +327,9 @@ def _by_run(csv: Path, modified: int) -> dict[str, str]:
 
 
 def same_side(pairs: Session) -> list[float]:
-    """Logarithms of ratios of each side's processes to each other: every two that follow, each used once.
+    """Logarithms of ratios of each side's processes to each other, in one session: consecutive ones, each used once.
 
-    As many as there are pairs, half of them of each side.
+    Of an even number of pairs there are as many, half of them of each side.
     """
     found = []
     for side in zip(*pairs, strict=True):
