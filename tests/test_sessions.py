@@ -18,7 +18,8 @@ from test_pairs import sides
 from duel.job import Job
 from duel.launch import cluster, local, script
 from duel.record import Row
-from duel.report import points, sessions
+from duel.report import markdown, points, sessions
+from duel.report.itself import itself
 from duel.report.pairs import Outcome, outcomes
 from duel.report.sessions import over_sessions
 from duel.results import Results
@@ -143,6 +144,30 @@ def test_the_noise_floor_is_of_processes_of_one_session_alone(pairs: int) -> Non
     assert outcome.kind == "JAX is faster"
 
 
+def test_a_framework_that_drifts_within_every_session_differs_from_itself() -> None:
+    """By as much in each of three sessions: the later of two processes is a tenth slower. The other does not."""
+    each = []
+    for hour, jitter in ((0.0, 1.0), (2.0, 1.003), (4.0, 0.998)):
+        rows = session([1.0, jitter], hour)
+        slower = [row.framework == "jax" and row.repeat == 1 for row in rows]
+        each.append(
+            [
+                dataclasses.replace(row, throughput=(row.throughput or 0.0) / (1.1 if slow else 1.0))
+                for row, slow in zip(rows, slower, strict=True)
+            ]
+        )
+    (outcome,) = found(*each)
+    jax, pytorch = itself(outcome.sessions)
+    assert (jax.differs, jax.sessions, jax.found.ratio) == (True, 3, pytest.approx(1.1, rel=0.01))
+    assert (pytorch.differs, pytorch.found.ratio) == (False, pytest.approx(1.0))
+    (line,) = points.lines([outcome])
+    assert (line.jax_itself, line.pytorch_itself_low) == (jax.found.ratio, pytorch.found.low)
+    said = "JAX differs from itself at 1 of 1 points, PyTorch differs from itself at 0 of 1 points"
+    assert said in markdown.table([line])
+    (outcome,) = found(*each[:2])
+    assert itself(outcome.sessions) == []
+
+
 @pytest.mark.parametrize("two_scripts", [False, True])
 def test_what_claims_nothing_or_was_not_measured_in_turn_is_no_session(two_scripts: bool) -> None:
     each = [session([1.5] * 4, hour) for hour in (0.0, 2.0, 4.0)]
@@ -171,7 +196,7 @@ def test_points_that_differ_in_devices_products_or_modes_are_never_one_line(tmp_
     assert [round(line.ratio or 0, 1) for line in lines] == [1 + number / 10 for number in range(len(changes))]
     points.write(tmp_path / points.NAME, lines)
     assert points.read(tmp_path / points.NAME) == lines
-    shown = points.table(lines)
+    shown = markdown.table(lines)
     assert shown.count("| train_multi, 4 devices, weak |") == 1
     assert len({line for line in shown.splitlines() if line.startswith("| mnist")}) == len(changes)
 
@@ -185,7 +210,7 @@ def test_many_comparisons_are_corrected_for_and_marked() -> None:
         measured += [session([mean] * 4, 2 * n, pair=f"p{number}") for n, mean in enumerate(means)]
     lines = points.lines(found(*measured))
     assert [line.marked for line in lines[:2]] == ["JAX is faster", "JAX is faster*"]
-    assert "not among all 12 points, by Holm's correction" in points.table(lines)
+    assert "not among all 12 points, by Holm's correction" in markdown.table(lines)
 
 
 def test_means_are_of_the_same_five_benchmarks_in_each_mode_and_one_that_carries_them_is_named() -> None:
@@ -197,12 +222,12 @@ def test_means_are_of_the_same_five_benchmarks_in_each_mode_and_one_that_carries
         for hour in (0.0, 2.0, 4.0)
         if (name, mode) != ("graphnet", "tuned")
     ]
-    text = points.table(points.lines(found(*measured)))
+    text = markdown.table(points.lines(found(*measured)))
     assert "- train_single, full, fp32, over bert, cifar10, gcn, gpt2, mnist:\n" in text
     assert text.count(f": {8**0.2:.3f} [0.") == 2  # the fifth root
     assert text.count("; without gcn 1.000") == 2
     few = [rows for rows in measured if rows[0].benchmark != "bert"]
-    assert "Geometric means" not in points.table(points.lines(found(*few)))
+    assert "Geometric means" not in markdown.table(points.lines(found(*few)))
 
 
 def test_a_table_that_nobody_can_read_is_refused(tmp_path: Path) -> None:

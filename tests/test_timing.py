@@ -147,7 +147,13 @@ def test_the_opening_steps_are_dispatched_before_any_loss_is_read(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("seconds", "name", "calls"),
-    [(1e-3, "standard", 1000), (0.5, "publication", 120), (0.5, "standard", 40), (30.0, "standard", 5), (1e-3, "smoke", 20)],
+    [
+        (1e-3, "standard", 1000),
+        (0.5, "publication", 120),
+        (0.5, "standard", 40),
+        (30.0, "standard", 5),
+        (1e-3, "smoke", 20),
+    ],
 )
 def test_latency_is_of_calls_that_are_synchronised_one_by_one(
     monkeypatch: pytest.MonkeyPatch, seconds: float, name: str, calls: int

@@ -12,6 +12,7 @@ from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
 from duel.record import Row
 from duel.report import ratios
+from duel.report.itself import noise_floor
 from duel.report.ratios import Pair, Ratio
 from duel.results import Results
 from duel.states import TERMINAL
@@ -93,7 +94,12 @@ class Outcome:
         """What the ratio is the mean of: logarithms of pairs, or of sessions from ``CLAIM_SESSIONS`` on."""
         if self.found is None or self.found.within:
             return logs(self.pairs)
-        return [ratios.mean(_in_order(session)) for session in self.sessions]
+        return list(map(math.log, self.session_ratios))
+
+    @property
+    def session_ratios(self) -> list[float]:
+        """JAX / PyTorch in each session."""
+        return [math.exp(ratios.mean(_in_order(session))) for session in self.sessions]
 
     @property
     def kind(self) -> str:
@@ -230,10 +236,8 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
 def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
     """What comparable pairs of ``sessions``, enough of them, come to."""
     found = ratios.ratio([_in_order(session) for session in sessions])
-    same = [log for session in sessions for log in same_side(session)]
-    floor = ratios.noise_floor(same) if len(same) > 1 else None
     far = [name for session in sessions for name in _far(session)]
-    return Outcome(sessions, found, floor, far=far, apart=list(apart))
+    return Outcome(sessions, found, noise_floor(sessions), far=far, apart=list(apart))
 
 
 def _in_order(session: Session) -> list[Pair]:
@@ -324,15 +328,3 @@ def _by_run(csv: Path, modified: int) -> dict[str, str]:
         several = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         lines[run_id] = each[0].short if len(each) == 1 else f"{len(each)} points: {several}"
     return lines
-
-
-def same_side(pairs: Session) -> list[float]:
-    """Logarithms of ratios of each side's processes to each other, in one session: consecutive ones, each used once.
-
-    Of an even number of pairs there are as many, half of them of each side.
-    """
-    found = []
-    for side in zip(*pairs, strict=True):
-        numbers = [row.throughput or math.nan for row in side]
-        found += [math.log(a / b) for a, b in zip(numbers[::2], numbers[1::2], strict=False)]
-    return found

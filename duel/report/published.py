@@ -20,7 +20,7 @@ from duel.catalogue import CLAIM_PAIRS, PRESETS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
-from duel.report import points
+from duel.report import markdown, points
 from duel.report.pairs import Outcome, in_turn, outcomes
 from duel.report.sessions import claims, over_sessions
 from duel.report.waterfall import waterfalls
@@ -163,11 +163,11 @@ def page(folder: Path) -> str:
     """README.md of a published folder: all of it, of ratios.csv; of the rows what its waterfalls come to."""
     told = waterfalls(over_sessions(outcomes(read_rows(folder / "results.csv"))))
     fenced = ["", "```", *told, "```"] if told else []
-    return "\n".join([f"# {folder.name}", "", points.table(points.read(folder / points.NAME)), *fenced, ""])
+    return "\n".join([f"# {folder.name}", "", markdown.table(points.read(folder / points.NAME)), *fenced, ""])
 
 
 def summaries(results: Results) -> str:
     """What README says of all that is published."""
     files = sorted((results.folder / "published").glob(f"*/{points.NAME}"))
-    texts = (points.summary(points.read(file), f"results/published/{file.parent.name}/README.md") for file in files)
+    texts = (markdown.summary(points.read(file), f"results/published/{file.parent.name}/README.md") for file in files)
     return "\n".join(texts)

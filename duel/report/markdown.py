@@ -1,0 +1,163 @@
+"""The tables of a published set in Markdown, made of the lines of its ratios.csv alone."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+from duel.catalogue import BENCHMARKS, USE_CASES
+from duel.modes import MODES
+from duel.report import ratios
+from duel.report.points import NOT_ALONE, SEVERAL, Line, against_itself, by_mode
+
+FEWEST_BENCHMARKS = 5  # that a mean is made of
+CARRIES = 0.1  # of the logarithm: by so much one benchmark may move a mean before it is named
+FIRST_LINES = 10  # of README
+
+
+def summary(points: Sequence[Line], link: str) -> str:
+    """The lines that a reader of README wants, as a Markdown table: a line a point, a column a mode."""
+    found = by_mode(points)
+    modes = sorted({mode for each in found.values() for mode in each})
+    first = sorted(found, key=lambda key: _weight(next(iter(found[key].values()))))[:FIRST_LINES]
+    return "\n".join(
+        [
+            f"{where(points)} JAX's throughput as a multiple of PyTorch's, of pairs that are COMPARABLE, with its 95 %",
+            f"interval over sessions, and who is faster. {len(first)} of {len(found)} points; the others, and what all",
+            f"stand on: [{link}]({link}).",
+            "",
+            f"| benchmark | use case | batch | {' | '.join(modes)} |",
+            f"|---|---|---|{'---|' * len(modes)}",
+            *(
+                f"| {_what(next(iter(found[key].values())))} | "
+                f"{' | '.join(found[key][mode].short if mode in found[key] else '' for mode in modes)} |"
+                for key in first
+            ),
+            "",
+        ]
+    )
+
+
+def _weight(line: Line) -> tuple[object, ...]:
+    """What comes first: full size, training and inference, on one device, large batches."""
+    numbers = {use_case.name: number for number, use_case in USE_CASES.items()}
+    order = [1, 5, 3, 2, 4]
+    return (
+        line.size != "full",
+        order.index(numbers[line.use_case]),
+        -(line.batch_size or 0),
+        list(BENCHMARKS).index(line.benchmark),
+        line.product,
+    )
+
+
+def table(points: Sequence[Line]) -> str:
+    """All of it as a Markdown table, with what it was measured on above it and means below."""
+    head = "benchmark | use case | batch | mode | JAX | PyTorch | JAX / PyTorch | another session | floor | verdict"
+    return "\n".join(
+        [
+            where(points),
+            "",
+            f"| {head} |",
+            f"|{'---|' * len(head.split(' | '))}",
+            *(_full(line) for line in points),
+            *_notes(points),
+            *_itself_told(points),
+            *_means(points),
+        ]
+    )
+
+
+def where(points: Sequence[Line]) -> str:
+    """What was measured on, with what, and when."""
+    if not points:
+        return "Nothing is published here."
+    devices = ", ".join(sorted({f"{line.device_name} ({line.device_kind}, {line.cpus} CPUs)" for line in points}))
+    versions = ", ".join(
+        f"{name} {'/'.join(sorted({getattr(line, f'{name}_version') for line in points}))}"
+        for name in ("jax", "pytorch")
+    )
+    first, last = min(line.first_day for line in points), max(line.last_day for line in points)
+    return f"{devices}; {versions}; {first if first == last else f'{first} to {last}'}."
+
+
+def _what(line: Line) -> str:
+    use_case = line.use_case + (f", {line.product}" if line.product else "")
+    if (line.devices or 1) > 1:
+        use_case += f", {line.devices} devices, {line.scaling}"
+    if line.microbatch and line.microbatch * (line.devices or 1) < (line.batch_size or 0):
+        use_case += f", microbatch {line.microbatch}"
+    return f"{line.benchmark} ({line.size}, {line.precision}) | {use_case} | {line.batch_size}"
+
+
+def _full(line: Line) -> str:
+    rates = [
+        "-" if rate is None else f"{rate:.4g} {line.throughput_unit}"
+        for rate in (line.jax_throughput, line.pytorch_throughput)
+    ]
+    if line.ratio is None:
+        figures = ["-", "-", "-", line.why or line.verdict]
+    else:
+        counts = f"{line.pairs} pairs, {line.interval}"
+        figures = [f"{line.ratio:.3f} [{line.low:.3f}, {line.high:.3f}], {counts}"]
+        figures += ["-" if line.another_low is None else f"{line.another_low:.3f} to {line.another_high:.3f}"]
+        figures += ["-" if line.floor is None else f"{line.floor:.3f}", line.marked]
+    return f"| {' | '.join([_what(line), line.mode, *rates, *figures])} |"
+
+
+def _notes(points: Sequence[Line]) -> Iterator[str]:
+    if any(line.marked.endswith(NOT_ALONE) for line in points):
+        tested = sum(line.p_holm is not None for line in points)
+        yield f"\n`{NOT_ALONE}` shown of this point alone; not among all {tested} points, by Holm's correction."
+    said = {line: [text for text in (line.far_off, line.apart) if text] for line in points}
+    if any(said.values()):
+        yield "\nFar from all others of its side and session, or measured and not in the ratio:\n"
+    for line, texts in said.items():
+        if texts:
+            yield f"- {_what(line).replace(' | ', ', ')}, {line.mode}: {SEVERAL.join(texts)}"
+
+
+def _itself_told(points: Sequence[Line]) -> Iterator[str]:
+    texts = []
+    for framework, name in (("jax", "JAX"), ("pytorch", "PyTorch")):
+        differs, known = against_itself(points, framework)
+        if known:
+            texts.append(f"{name} differs from itself at {differs} of {known} points")
+    if texts:
+        yield f"\nBy the same intervals over sessions, {', '.join(texts)}; chance would make it 5 %."
+
+
+def _means(points: Sequence[Line]) -> Iterator[str]:
+    """Geometric means over the benchmarks that have a ratio in each mode of the same size, use case and product.
+
+    Of a benchmark with several points the mean of their logarithms counts once.
+    """
+    groups: dict[tuple[str, ...], dict[str, dict[str, list[float]]]] = {}
+    for line in points:
+        if line.ratio is not None and line.mode in MODES:
+            devices = f"{line.devices} devices, {line.scaling}" if (line.devices or 1) > 1 else ""
+            key = tuple(filter(None, (line.use_case, line.product, devices, line.size, line.precision)))
+            by_name = groups.setdefault(key, {}).setdefault(line.mode, {})
+            by_name.setdefault(line.benchmark, []).append(math.log(line.ratio))
+    texts = []
+    for key, modes in groups.items():
+        names = set.intersection(*(set(each) for each in modes.values()))
+        if len(names) >= FEWEST_BENCHMARKS:
+            texts.append(f"- {', '.join(key)}, over {', '.join(sorted(names))}:")
+            texts += [
+                f"  - {mode}: {_mean({n: statistics.fmean(each[n]) for n in names})}" for mode, each in modes.items()
+            ]
+    if texts:
+        yield "\nGeometric means of JAX / PyTorch over benchmarks. The interval is that of benchmarks drawn at random,"
+        yield "which these are not: it says how much they differ.\n"
+        yield from texts
+
+
+def _mean(logs: dict[str, float]) -> str:
+    """With its interval, and without the benchmark that carries it, if one does."""
+    found = ratios.estimate(list(logs.values()))
+    text = f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    without = {name: statistics.fmean(log for n, log in logs.items() if n != name) for name in logs}
+    name = max(without, key=lambda name: abs(without[name] - math.log(found.ratio)))
+    if abs(without[name] - math.log(found.ratio)) > CARRIES:
+        text += f"; without {name} {math.exp(without[name]):.3f}"
+    return text
