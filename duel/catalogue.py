@@ -80,12 +80,12 @@ class Preset:
     """How long and how often one cell is measured.
 
     ``repeats`` fresh processes measure each cell, and in a paired run ``pairs`` of each framework; with fewer than
-    ``CLAIM_PAIRS`` no ratio is claimed. Warm-up lasts at least ``warmup_steps`` steps and ``warmup_seconds``, and then
-    until blocks show no trend, for at most ``settling_seconds``. The timed part is cut into blocks of k steps with one
-    synchronisation each, every block at least ``block_seconds`` long; it ends after ``iterations`` steps and ``blocks``
-    blocks, or after ``max_seconds``. Inference is measured at each of ``batch_sizes``, its latency by ``calls`` calls
-    or ``max_seconds`` of them. A ``thorough`` preset measures the device's ceilings and a warm start, too, and goes on
-    for long enough to measure energy where that can be measured.
+    ``CLAIM_PAIRS`` no ratio is claimed. Warm-up lasts at least ``warmup_steps`` steps, or ``max_seconds`` of them, and
+    ``warmup_seconds``, and then until blocks show no trend, for at most ``settling_seconds`` or five blocks. The timed
+    part is cut into blocks of k steps with one synchronisation each, every block at least ``block_seconds`` long; it
+    ends after ``iterations`` steps and ``blocks`` blocks, or after ``max_seconds``. Inference is measured at each of
+    ``batch_sizes``, its latency by ``calls`` calls or ``max_seconds`` of them. A ``thorough`` preset measures the
+    device's ceilings and a warm start, too, and goes on for long enough to measure energy where that can be measured.
 
     More blocks hardly help: in 720 processes on two CPU cores those of one side and session varied by 1.6 % (median of
     their standard deviations) with 50 blocks of each, and by 1.9 % with its first 15.
@@ -98,7 +98,7 @@ class Preset:
     size: str = "full"
     warmup_steps: int = 10
     warmup_seconds: float = 2.0
-    settling_seconds: float = 60.0
+    settling_seconds: float = 30.0
     iterations: int = 25
     blocks: int = 25
     block_seconds: float = 0.2
@@ -175,8 +175,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             Preset(
                 TRIAL,
                 "what 'tune' compares switches by, no claim",
-                warmup_seconds=1.0,
-                settling_seconds=3.0,
+                warmup_seconds=2.0,
+                settling_seconds=0.0,
                 iterations=10,
                 blocks=10,
                 block_seconds=0.1,
@@ -190,6 +190,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 name="publication",
                 meaning="ten processes per framework at full size, each for longer",
                 warmup_seconds=5.0,
+                settling_seconds=60.0,
                 iterations=50,
                 blocks=50,
                 max_seconds=60.0,

@@ -59,7 +59,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, seconds: float, preset: Preset) ->
 def test_the_floors_hold_at_every_speed(monkeypatch: pytest.MonkeyPatch, seconds: float, name: str) -> None:
     preset = PRESETS[name]
     work, first, blocks = measured(monkeypatch, seconds, preset)
-    assert first >= preset.warmup_steps
+    assert first >= preset.warmup_steps or first * seconds >= preset.max_seconds
     assert (first - 10) * seconds >= preset.warmup_seconds
     spent = sum(block.seconds for block in blocks)
     steps = sum(block.steps for block in blocks)
@@ -77,6 +77,16 @@ def test_a_slow_step_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -
     assert (len(blocks), blocks[0].steps) == (5, 1)  # after 20 s, and five
     _, _, blocks = measured(monkeypatch, 7.0, PRESETS["publication"])
     assert (len(blocks), blocks[0].steps) == (9, 1)  # 63 s: the first block that ends after 60 s is the last
+
+
+def test_slow_steps_warm_up_for_as_long_as_fast_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Steps(7.0)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
+    first, steps = timing.warm_up(work, PRESETS["standard"], 1, 0.0)
+    assert (first, steps) == (4, 1)  # 21 s
+    first, steady, blocks = timing.settle(work, PRESETS["standard"], first, steps)
+    assert (first, steady, blocks) == (9, True, [7.0] * 5)  # 30 s are over, and there are five
+    assert timing.settle(work, PRESETS["trial"], first, steps) == (9, False, [])
 
 
 def test_there_are_five_blocks_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:

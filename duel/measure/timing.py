@@ -40,7 +40,7 @@ def time_block(work: Timed, first_step: int, steps: int) -> tuple[float, Any]:
 
 
 def warm_up(work: Timed, preset: Preset, first_step: int, since: float) -> tuple[int, int]:
-    """Run until the preset's warm-up is over and a block is long enough.
+    """Run until the preset's warm-up is over and a block is long enough; of steps that are slow, as many as fit.
 
     ``first_step`` steps were taken before; ``since`` is the ``time.perf_counter()`` at which the first of them ended.
     Returns the next step's index and the steps per block.
@@ -52,19 +52,22 @@ def warm_up(work: Timed, preset: Preset, first_step: int, since: float) -> tuple
         if seconds < preset.block_seconds:
             # 1.1: a block that is just long enough here would often be too short later
             steps = max(steps + 1, math.ceil(1.1 * steps * preset.block_seconds / seconds))
-        elif first_step >= preset.warmup_steps and work.agree(time.perf_counter() - since) >= preset.warmup_seconds:
+            continue
+        spent = work.agree(time.perf_counter() - since)
+        if spent >= preset.max_seconds or (first_step >= preset.warmup_steps and spent >= preset.warmup_seconds):
             return first_step, steps
 
 
 def settle(work: Timed, preset: Preset, first_step: int, steps: int) -> tuple[int, bool, list[float]]:
-    """Run blocks until the last ones are steady, for at most the preset's ``settling_seconds``.
+    """Run blocks until the last ones are steady, for at most the preset's ``settling_seconds``, or ``FEWEST`` blocks.
 
     Returns the next step's index, whether they became steady, and the seconds of every block.
     """
     blocks: list[float] = []
     start = time.perf_counter()
+    fewest = FEWEST if preset.settling_seconds else 0
     while len(blocks) < WINDOW or not steady(blocks[-WINDOW:]):
-        if work.agree(time.perf_counter() - start) >= preset.settling_seconds:
+        if work.agree(time.perf_counter() - start) >= preset.settling_seconds and len(blocks) >= fewest:
             return first_step, len(blocks) >= FEWEST and steady(blocks[-WINDOW:]), blocks
         blocks.append(work.agree(time_block(work, first_step, steps)[0]))
         first_step += steps
