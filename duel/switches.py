@@ -110,11 +110,18 @@ SWITCHES: tuple[Switch, ...] = (
         values=("grouped", "shifted"),
         suits=lambda benchmark: benchmark.depthwise,
     ),
-    Switch(
-        *("convolution", "jax", "other convolutions by XLA, or some as products of matrices, or their gradients, too"),
-        proof="names in the program",
-        values=("framework", "products", "gradients"),
-        suits=_has_images,
+    *(
+        Switch(
+            *("convolution", "jax", "other convolutions by XLA, or some as products of matrices" + words),
+            proof="names in the program",
+            values=("framework", "products", *more),
+            modules=modules,
+            suits=_has_images,
+        )
+        for modules, words, more in (
+            ((TRAINING, PER_SAMPLE), ", or their gradients, too", ("gradients",)),
+            ((INFERENCE,), "", ()),
+        )
     ),
     Switch(
         *("donation", "jax", "the step's state is overwritten in place", "memory shared by input and output"),
