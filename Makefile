@@ -1,11 +1,12 @@
-# Everything a fresh clone needs; 'make' alone lists it. Only 'make slurm' asks for root and installs system packages.
+# Everything a fresh clone needs; 'make' alone lists it. Only 'make slurm' and 'make page-tools' ask for root and install
+# system packages.
 #
 # One environment for each framework, because they ask for different builds of the same CUDA libraries, and a small one
 # without a framework for main.py. requirements/install.sh makes them.
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-full check types envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean
-.PHONY: tools benchmark duel
+.PHONY: tools benchmark duel page-tools
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -115,6 +116,17 @@ slurm: ## install Debian's Slurm for the tests (asks for root; only when called)
 	    apt-get update -qq; \
 	    apt-get install -qq --yes --no-install-recommends $(SLURM); \
 	    if [ -n "$$new" ] && command -v systemctl >/dev/null; then systemctl disable --quiet $$new; fi'
+
+# What the tests open a report with: a browser, and LaTeX with the packages of its table.
+PAGE = chromium texlive-latex-recommended texlive-science lmodern
+page-tools: ## install Debian's Chromium and LaTeX for the tests (asks for root; only when called)
+	@command -v apt-get >/dev/null || { \
+	    echo "There is no apt-get here: install Chromium, and LaTeX with siunitx, yourself." >&2; exit 1; }
+	@test "$$(dpkg-query --show --showformat='$${db:Status-Status}\n' $(PAGE) 2>/dev/null | grep -cx installed)" = \
+	    $(words $(PAGE)) || $(if $(filter 0,$(shell id -u)),,sudo) sh -euc ' \
+	    export DEBIAN_FRONTEND=noninteractive; \
+	    apt-get update -qq; \
+	    apt-get install -qq --yes --no-install-recommends $(PAGE)'
 
 clean: ## remove the environments and caches; results stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@
 # interrupted install makes the environment anew. With --onto the packages are added to what NAME holds already.
 # PYTHON, where given, is the interpreter to use; an environment made by another version is made anew.
 set -eu
+unset PYTHONPATH # pip would take what is there for installed
 cd -- "$(dirname -- "$0")/.."
 
 onto=

@@ -120,17 +120,21 @@ def rows_of(checkout: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-NO_SLURM = "NOT TESTED: Slurm is not installed"
+NOT_TESTED = "NOT TESTED"
+
+
+def needs(missing: list[str], target: str) -> None:
+    """What ``missing`` programs test is skipped, and says so; where CI is set that is a failure."""
+    if missing:
+        reason = f"{NOT_TESTED}: {', '.join(missing)} not installed: run 'make {target}' first"
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
 
 
 @contextmanager
 def start_slurm(*, accounting: bool, limits: bool = False) -> Iterator[SlurmCluster]:
-    """Where Slurm is not installed its tests are skipped, and say so; where CI is set that is a failure."""
-    if missing := missing_programs():
-        reason = f"{NO_SLURM} ({', '.join(missing)}): run 'make slurm' first"
-        if os.environ.get("CI"):
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
+    needs(missing_programs(), "slurm")
     with SlurmCluster(accounting=accounting, limits=limits) as cluster:
         yield cluster
 
@@ -296,12 +300,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """The last thing to be read: how many tests did not run for want of Slurm."""
+    """The last thing to be read: how many tests did not run for want of a program."""
     yield
-    skipped = [report for report in terminalreporter.getreports("skipped") if NO_SLURM in str(report.longrepr)]
+    skipped = [report for report in terminalreporter.getreports("skipped") if NOT_TESTED in str(report.longrepr)]
     if skipped:
         terminalreporter.write_line(
-            f"{NO_SLURM}, so {len(skipped)} tests did not run: 'make slurm' installs it",
+            f"{NOT_TESTED}: {len(skipped)} tests; 'make slurm page-tools' installs what they need",
             yellow=True,
             bold=True,
         )

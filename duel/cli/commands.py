@@ -5,6 +5,7 @@ Everything heavy is imported by the command that needs it, so that --help answer
 
 import argparse
 import json
+import time
 from typing import TYPE_CHECKING
 
 from duel import ROOT, terminal
@@ -15,6 +16,8 @@ from duel.terminal import say, warn
 if TYPE_CHECKING:
     from duel.launch.views import Snapshot
     from duel.results import Results, Run
+
+REFRESH_SECONDS = 30  # of a report that follows runs
 
 
 def submit(args: argparse.Namespace, results: "Results") -> int:
@@ -147,6 +150,34 @@ def publish(args: argparse.Namespace, results: "Results") -> int:
 
     published.publish(args.name, results, say)
     return 0
+
+
+def report(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import state
+    from duel.report import against, document, study
+
+    studies = [study.published(results, name) for name in args.name] or [study.measured(results)]
+    if args.live and args.name:
+        raise UserError("--live follows runs: it excludes --name")
+    if args.against:
+        if len(studies) > 1:
+            raise UserError("--against compares one set with another: one --name is valid")
+        before = against.earlier(results, args.against, studies[0].name)
+        changes, left_out = against.changes(before, studies[0])
+        terminal.show(against.table(changes, left_out, args.against))
+        return 1 if against.is_slower(changes) else 0
+    folder = (studies[0].folder if len(studies) == 1 else results.folder) / "report"
+    if not args.live:
+        document.write(studies, folder, say)
+        return 0
+    while True:
+        running = [seen for seen in state.look(results).runs if not seen.ended]
+        now = study.measured(results)
+        if now.found or not running:
+            document.write([now], folder, say, refresh=REFRESH_SECONDS if running else None)
+        if not running:
+            return 0
+        time.sleep(REFRESH_SECONDS)
 
 
 def init(args: argparse.Namespace, results: "Results") -> int:

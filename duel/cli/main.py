@@ -153,6 +153,17 @@ def _publish_options(parser: Parser) -> None:
     parser.add_argument("--name", required=True, metavar="NAME", help="of the folder, such as the device's")
 
 
+def _report_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--name", nargs="+", default=[], metavar="SET", help="published sets (default: what results.csv has)"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--against", metavar="SET", help="say what has changed since another set: its name, folder or commit"
+    )
+    how.add_argument("--live", action="store_true", help="write it again each half minute, until all runs have ended")
+
+
 def _doctor_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="check it by a short job")
 
@@ -227,6 +238,7 @@ COMMANDS = (
     Command("collect", "bring results/results.csv up to date", commands.collect),
     Command("tune", "find the fastest switches of each side, for --mode tuned", commands.submit, _tune_options),
     Command("publish", "copy paired results to results/published/NAME", commands.publish, _publish_options),
+    Command("report", "write a page, figures and tables to show", commands.report, _report_options),
     Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init),
     Command("doctor", "check the set-up and suggest fixes", commands.doctor, _doctor_options),
     Command("completion", "print a script that makes a shell complete these words", completion, _completion_options),

@@ -1,4 +1,4 @@
-"""The command that turns an indicative ratio into a verdict."""
+"""The commands that turn an indicative ratio into a verdict, and that measure a point again."""
 
 import dataclasses
 import shlex
@@ -8,14 +8,12 @@ from duel.files import Damaged
 from duel.job import Job
 from duel.options import SAFETENSORS
 from duel.record import Row
+from duel.report.pairs import Outcome
 from duel.results import Run
 
 
 def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str | None) -> str:
-    """The command that measures the ``pairs`` of ``run`` in turn, by a preset that claims a ratio.
-
-    Options are named only where they differ from the defaults; the target unless it is ``default_target``.
-    """
+    """The command that measures the ``pairs`` of ``run`` in turn, by a preset that claims a ratio."""
     try:
         job = run.launch().job or _job_of([row for row, _ in pairs])
     except Damaged:
@@ -37,7 +35,19 @@ def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str |
         session=1,
         delay=0,
     )
-    defaults = {("--preset", claiming.name), ("--precision", "fp32"), ("--nodes", "1"), ("--scaling", WEAK)}
+    return _spelled(job, default_target)
+
+
+def again(outcome: Outcome, default_target: str | None) -> str:
+    """The command that measures what ``outcome`` is of in as many sessions, with as many pairs or more in each."""
+    rows = [row for pair in outcome.pairs for row in pair]
+    words = _spelled(_job_of(rows), default_target)
+    return f"{words} --sessions {len(outcome.sessions)}" if len(outcome.sessions) > 1 else words
+
+
+def _spelled(job: Job, default_target: str | None) -> str:
+    """Options are named only where they differ from the defaults; the target unless it is ``default_target``."""
+    defaults = {("--preset", "standard"), ("--precision", "fp32"), ("--nodes", "1"), ("--scaling", WEAK)}
     defaults.add(("--target", str(default_target)))
     options = job.options
     weights = [options.pop()] if job.weights else []  # the one option whose value is in the same word

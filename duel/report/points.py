@@ -95,6 +95,11 @@ class Line:
         return f"{figures} {self.marked.replace(f' {FASTER}', '')}"
 
     @property
+    def each_session(self) -> list[float]:
+        """The ratio of each session."""
+        return list(map(float, filter(None, self.session_ratios.split(SEVERAL))))
+
+    @property
     def marked(self) -> str:
         """The verdict, with a mark where it would not stand among all points of the set."""
         shown = self.verdict.endswith(FASTER)

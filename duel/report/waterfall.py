@@ -1,55 +1,97 @@
 """Why a ratio of ``default`` is another in ``tuned``: by what each switch between them changes it.
 
-Switches interact, and so their order counts. Each is told twice: turned on before all others, and off behind them.
+Switches interact, and so their order counts. Each is measured twice: turned on before all others, and off after them.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from duel import modes
 from duel.record import CELL
 from duel.report.pairs import Outcome
 from duel.report.ratios import Estimate, change, estimate
 
+FIRST, LAST = "each turned on first", "each turned off last"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What turning one switch does to JAX / PyTorch."""
+
+    outcome: Outcome  # in mode default
+    switch: str
+    order: str  # FIRST or LAST
+    factor: Estimate
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """One point measured in all modes of a waterfall, or ``why`` there is none of it."""
+
+    outcome: Outcome  # in mode default
+    ends: tuple[float, float] = (1.0, 1.0)  # JAX / PyTorch in default and in tuned
+    whole: Estimate | None = None
+    steps: list[Step] = field(default_factory=list)
+    why: str = ""
+
+
+def steps(found: Sequence[Outcome]) -> list[Step]:
+    """Of all points of ``found`` that were measured in the modes of a waterfall."""
+    return [step for waterfall in _waterfalls(found) for step in waterfall.steps]
+
 
 def waterfalls(found: Sequence[Outcome]) -> list[str]:
-    """Lines for each point of ``found`` that was measured in the modes of a waterfall; of a point that was measured in
-    a mode again, the last counts."""
+    """Lines for each of these points."""
+    return [line for waterfall in _waterfalls(found) for line in _lines(waterfall)]
+
+
+def _waterfalls(found: Sequence[Outcome]) -> list[Waterfall]:
+    """Of a point that was measured in a mode again, the last counts."""
     points: dict[tuple[object, ...], dict[str, Outcome]] = {}
     for outcome in found:
         row = outcome.row
         point = tuple(getattr(row, name) for name in CELL if name not in ("framework", "mode"))
         points.setdefault(point, {})[str(row.mode)] = outcome
-    return [line for by_mode in points.values() for line in _waterfall(by_mode)]
+    made = [_waterfall(by_mode) for by_mode in points.values()]
+    return [waterfall for waterfall in made if waterfall is not None]
 
 
-def _waterfall(by_mode: dict[str, Outcome]) -> list[str]:
+def _waterfall(by_mode: dict[str, Outcome]) -> Waterfall | None:
     row = next(iter(by_mode.values())).row
     if row.device_kind is None:  # it failed before it knew
-        return []
+        return None
     turns = modes.waterfall(str(row.benchmark), row.use_case or 0, str(row.precision), row.device_kind)
     needed = modes.of_waterfall(turns)
     if not turns or not set(needed) <= set(by_mode):  # or modes that were asked for singly
-        return []
-    one = by_mode[modes.DEFAULT]
-    point = f"{one.benchmark}, {one.use_case}, batch size {row.batch_size}"
+        return None
+    default = by_mode[modes.DEFAULT]
     for mode in needed:
         if by_mode[mode].found is None:
-            return [f"no waterfall of {point}: mode {mode}: {by_mode[mode].why}"]
+            return Waterfall(default, why=f"mode {mode}: {by_mode[mode].why}")
     of = {mode: by_mode[mode].units for mode in needed}
-    ends = [estimate(of[mode]).ratio for mode in (modes.DEFAULT, modes.TUNED)]
+    ends = (estimate(of[modes.DEFAULT]).ratio, estimate(of[modes.TUNED]).ratio)
     whole = change(of[modes.DEFAULT], of[modes.TUNED])
-    lines = [f"waterfall of {point}: JAX / PyTorch from {ends[0]:.3f} to {ends[1]:.3f}, {_factor(whole)}"]
-    if len(turns) == 1:
-        return [f"{lines[0]}, one switch: {turns[0].switch}"]
-    for words, turned in (
-        ("each turned on first", {turn.switch: turn.first for turn in turns}),
-        ("each turned off last", {turn.switch: turn.last for turn in turns}),
-    ):
-        found = {switch: change(of[without], of[having]) for switch, (without, having) in turned.items()}
-        told = [f"{switch} {_factor(one)}{_share(one.ratio, whole)}" for switch, one in found.items()]
-        left = whole.ratio / math.prod(one.ratio for one in found.values())
-        lines.append(f"  {words}: {'; '.join(told)}; left over x {left:.3f}{_share(left, whole)}")
+    first = [Step(default, t.switch, FIRST, change(of[t.first[0]], of[t.first[1]])) for t in turns]
+    last = [Step(default, t.switch, LAST, change(of[t.last[0]], of[t.last[1]])) for t in turns]
+    return Waterfall(default, ends, whole, first if len(turns) == 1 else first + last)
+
+
+def _lines(found: Waterfall) -> list[str]:
+    one = found.outcome
+    point = f"{one.benchmark}, {one.use_case}, batch size {one.row.batch_size}"
+    if found.whole is None:
+        return [f"no waterfall of {point}: {found.why}"]
+    before, after = found.ends
+    head = f"waterfall of {point}: JAX / PyTorch from {before:.3f} to {after:.3f}, {_factor(found.whole)}"
+    if len(found.steps) == 1:
+        return [f"{head}, one switch: {found.steps[0].switch}"]
+    lines = [head]
+    for order in (FIRST, LAST):
+        mine = [step for step in found.steps if step.order == order]
+        texts = [f"{step.switch} {_factor(step.factor)}{_share(step.factor.ratio, found.whole)}" for step in mine]
+        left = found.whole.ratio / math.prod(step.factor.ratio for step in mine)
+        lines.append(f"  {order}: {'; '.join(texts)}; left over x {left:.3f}{_share(left, found.whole)}")
     return lines
 
 

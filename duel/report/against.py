@@ -1,0 +1,131 @@
+"""What has changed since an earlier set: of each point both sides and their ratio, with an interval and a word."""
+
+import math
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from duel import ROOT
+from duel.catalogue import CLAIM_SESSIONS
+from duel.errors import UserError
+from duel.report import ratios
+from duel.report.figure_data import label, work
+from duel.report.pairs import Outcome
+from duel.report.points import POINT, Line
+from duel.report.study import Study, published, stored
+from duel.results import Results
+from duel.terminal import Table
+
+EQUAL = 1.03  # a change within it, with its whole interval, is none for practical purposes
+QUANTITIES = ("JAX", "PyTorch", "JAX / PyTorch")
+FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", f"equal within {round(100 * (EQUAL - 1))} %", "undecided"
+
+
+@dataclass(frozen=True)
+class Change:
+    """By what factor a throughput, or the ratio of both, has changed at a point. ``p`` is adjusted by Holm."""
+
+    line: Line
+    quantity: str
+    factor: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def verdict(self) -> str:
+        if self.low >= 1 / EQUAL and self.high <= EQUAL:
+            return SAME
+        if self.p > 1 - ratios.CONFIDENCE:
+            return UNDECIDED
+        return FASTER if self.factor > 1 else SLOWER
+
+
+def earlier(results: Results, where: str, name: str) -> Study:
+    """The set that ``where`` means: a folder, a published set, or the set ``name`` as a git revision has it.
+
+    Raises UserError where it is none of these.
+    """
+    if (Path(where) / "results.csv").is_file():
+        return stored(Path(where).name, Path(where))
+    if (results.folder / "published" / where / "results.csv").is_file():
+        return published(results, where)
+    path = f"results/published/{name}/results.csv"
+    found = subprocess.run(
+        ["git", "show", "--end-of-options", f"{where}:{path}"], cwd=ROOT, capture_output=True, check=False
+    )
+    if found.returncode:
+        raise UserError(f"--against {where!r}: no folder with a results.csv, no published set, no commit with {path}")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "results.csv").write_bytes(found.stdout)
+        return stored(where, Path(folder))
+
+
+def changes(before: Study, after: Study) -> tuple[list[Change], list[str]]:
+    """Of the points that both have over sessions; and in a sentence each what cannot be compared."""
+    old = {_key(line): (outcome, line) for outcome, line in before.found}
+    tested: list[tuple[Line, str, float, float, float, float]] = []
+    left_out = []
+    for outcome, line in after.found:
+        was = old.pop(_key(line), None)
+        if was is None:
+            left_out.append(f"{_what(line)}: not in {before.name}")
+        elif min(len(outcome.sessions), len(was[0].sessions)) < CLAIM_SESSIONS or not (outcome.found and was[0].found):
+            left_out.append(f"{_what(line)}: both sets need {CLAIM_SESSIONS} sessions")
+        else:
+            tested += [(line, name, *_welch(_logs(was[0], name), _logs(outcome, name))) for name in QUANTITIES]
+    left_out += [f"{_what(line)}: not in {after.name}" for _, line in old.values()]
+    found = []
+    for name in QUANTITIES:
+        mine = [one for one in tested if one[1] == name]
+        adjusted = ratios.holm([p for *_, p in mine])
+        found += [Change(*one[:-1], p) for one, p in zip(mine, adjusted, strict=True)]
+    return found, left_out
+
+
+def table(found: Sequence[Change], left_out: Sequence[str], before: str) -> Table:
+    lines = []
+    for change in found:
+        interval = f"[{change.low:.3f}, {change.high:.3f}]"
+        lines.append([_what(change.line), change.quantity, f"{change.factor:.3f}", interval, change.verdict])
+    counts = {word: sum(change.verdict == word for change in found) for word in (FASTER, SLOWER, SAME, UNDECIDED)}
+    title = f"Against {before}: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return Table(
+        ["point", "what", "factor", "95 % interval", "verdict"], lines, list(left_out), right=[2], title=[title]
+    )
+
+
+def is_slower(found: Sequence[Change]) -> bool:
+    """Whether a framework has become slower anywhere; a ratio also falls where PyTorch becomes faster."""
+    return any(change.verdict == SLOWER for change in found if change.quantity != QUANTITIES[-1])
+
+
+def _logs(outcome: Outcome, quantity: str) -> list[float]:
+    """A logarithm for each session."""
+    if quantity == QUANTITIES[-1]:
+        return [math.log(ratio) for ratio in outcome.session_ratios]
+    side = QUANTITIES.index(quantity)
+    return [statistics.fmean(math.log(pair[side].throughput or math.nan) for pair in s) for s in outcome.sessions]
+
+
+def _welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float, float]:
+    """Factor, its interval and p, by Welch's t-test of logarithms."""
+    from scipy import stats
+
+    factor = math.exp(statistics.fmean(after) - statistics.fmean(before))
+    if len(set(before)) == 1 == len(set(after)):  # nothing varies, there is nothing to test by
+        return factor, factor, factor, float(factor == 1)
+    found = stats.ttest_ind(after, before, equal_var=False)
+    low, high = found.confidence_interval(ratios.CONFIDENCE)
+    return factor, math.exp(low), math.exp(high), float(found.pvalue)
+
+
+def _key(line: Line) -> tuple[object, ...]:
+    return tuple(getattr(line, name) for name in (*POINT, "mode"))
+
+
+def _what(line: Line) -> str:
+    return f"{work(line)}, {label(line)}, {line.mode}"

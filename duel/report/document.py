@@ -1,0 +1,69 @@
+"""The report as files: a page, figures with the tables behind them, the ratios as LaTeX and Markdown.
+
+index.html      all of it, for a browser
+ratios.csv      a line for each point
+figures/        of each figure SVG, PDF and the tidy CSV behind it; figures.py draws them again
+tables/         ratios.tex and ratios.md
+"""
+
+import csv
+import io
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from duel.errors import UserError
+from duel.files import write_atomically
+from duel.report import figure_data, figures, latex, markdown, page, points
+from duel.report.figure_data import Record
+from duel.report.study import Study
+
+
+def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], refresh: int | None = None) -> None:
+    """The report of ``studies`` in ``folder``; its page loads itself again every ``refresh`` seconds.
+
+    Raises UserError where the folder cannot be written, or there is nothing of both sides to report.
+    """
+    found = [one for study in studies for one in study.found]
+    if not found:
+        sides = dict.fromkeys(str(row.framework) for study in studies for row in study.rows if row.framework)
+        there = f"there are only rows of {', '.join(sides)}" if len(sides) == 1 else "no row has a partner"
+        raise UserError(f"nothing to report: {there}; 'main.py --paired' measures both sides")
+    tables = _tables(studies)
+    lines = [line for _, line in found]
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        (folder / "tables").mkdir(exist_ok=True)
+        _figures(tables, folder / "figures")
+        points.write(folder / points.NAME, lines)
+        write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
+        write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
+        write_atomically(folder / "index.html", page.html(studies, tables, refresh))
+    except OSError as error:
+        raise UserError(f"cannot write the report to {folder}: {error.strerror or error}") from error
+    say(f"{folder / 'index.html'}: {len(found)} points")
+
+
+def _tables(studies: Sequence[Study]) -> dict[str, list[Record]]:
+    """Of all studies together; of devices only where there are several."""
+    made = [figure_data.tables(study.found, study.curve) for study in studies]
+    tables = {name: [record for each in made for record in each[name]] for name in made[0]}
+    names = {record["device_name"] for record in tables["ratios"]}
+    return tables | {"devices": tables["ratios"] if len(names) > 1 else []}
+
+
+def _figures(tables: dict[str, list[Record]], folder: Path) -> None:
+    shutil.copyfile(str(figures.__file__), folder / "figures.py")
+    for name, records in tables.items():
+        if not records:  # of an earlier report, which had some
+            for kind in ("csv", "svg", "pdf"):
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
+            continue
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        write_atomically(folder / f"{name}.csv", text.getvalue())
+        figures.save(name, pd.DataFrame(records), folder)

@@ -1,0 +1,195 @@
+"""The tidy table behind each figure of a report, made of outcomes over sessions and their lines.
+
+A table is a list of records with the same keys. ``point`` names a point in words, ``id`` is its anchor in the page.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from duel.catalogue import FRAMEWORKS, INFERENCE, USE_CASES
+from duel.modes import MODES
+from duel.record import Row, digest
+from duel.report.pairs import Outcome
+from duel.report.points import POINT, Line
+from duel.report.waterfall import steps
+
+Record = dict[str, Any]
+Curve = list[tuple[int, float]]  # step and loss of each timed block
+
+LATENCIES = ("p50", "p95", "p99")
+
+
+def tables(found: Sequence[tuple[Outcome, Line]], curve: Callable[[Row], Curve]) -> dict[str, list[Record]]:
+    """Name of a figure to its table, which may be empty. ``curve`` gives the losses of a row."""
+    # What single switches do is a figure by itself.
+    named = [(outcome, line) for outcome, line in found if line.mode in MODES]
+    made = {name: [record for one in named for record in make(*one)] for name, make in _MAKERS.items()}
+    made["training"] = [record for one in named for record in _training(*one, curve)]
+    made["switches"] = list(_switches(found))
+    return made
+
+
+def anchor(line: Line) -> str:
+    """Of the point and mode of ``line`` in the page of a report."""
+    return "p" + digest({name: getattr(line, name) for name in (*POINT, "mode")})
+
+
+def label(line: Line) -> str:
+    """A point in words, without its mode and device."""
+    words = [line.benchmark if line.size == "full" else f"{line.benchmark} ({line.size})"]
+    words += [line.precision] if line.precision != "fp32" else []
+    words += [f"batch {line.batch_size}"]
+    words += [line.product] if line.product else []
+    if (line.devices or 1) > 1:
+        words.append(f"{line.devices} devices, {line.scaling}")
+    return ", ".join(words)
+
+
+def work(line: Line) -> str:
+    """The use case of ``line`` in words."""
+    use_case = next(each for each in USE_CASES.values() if each.name == line.use_case)
+    return use_case.name if use_case.number == INFERENCE else use_case.meaning
+
+
+def _point(line: Line) -> Record:
+    names = ("device_name", "benchmark", "size", "precision", "product", "batch_size", "devices", "scaling", "mode")
+    values = {name: getattr(line, name) for name in names} | {"use_case": work(line)}
+    return values | {"point": label(line), "id": anchor(line)}
+
+
+def _ratios(outcome: Outcome, line: Line) -> Iterator[Record]:
+    """A record for each session; what is of the point is the same in all of them."""
+    if line.ratio is None:
+        return
+    names = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "interval")
+    common = _point(line) | {name: getattr(line, name) for name in names} | {"verdict": line.marked}
+    for number, ratio in enumerate(line.each_session, 1):
+        yield common | {"session": number, "session_ratio": ratio}
+
+
+def _itself(outcome: Outcome, line: Line) -> Iterator[Record]:
+    for framework in FRAMEWORKS:
+        ratio, low, high = (getattr(line, f"{framework}_itself{end}") for end in ("", "_low", "_high"))
+        if ratio is not None:
+            yield _point(line) | {"framework": framework, "ratio": ratio, "low": low, "high": high}
+
+
+def _throughput(outcome: Outcome, line: Line) -> Iterator[Record]:
+    for framework in FRAMEWORKS:
+        rate = getattr(line, f"{framework}_throughput")
+        if rate is not None and line.ratio is not None:
+            yield _point(line) | {"framework": framework, "throughput": rate, "unit": line.throughput_unit}
+
+
+def _latency(outcome: Outcome, line: Line) -> Iterator[Record]:
+    if outcome.row.use_case != INFERENCE:
+        return
+    for framework, rows in _sides(outcome):
+        for percentile in LATENCIES:
+            seconds = _median(rows, f"latency_seconds_{percentile}")
+            if seconds is not None:
+                found = {"framework": framework, "percentile": percentile, "milliseconds": 1e3 * seconds}
+                yield _point(line) | found
+
+
+def _scaling(outcome: Outcome, line: Line) -> Iterator[Record]:
+    if (line.devices or 1) == 1 or line.ratio is None:
+        return
+    for framework, rows in _sides(outcome):
+        found = {"framework": framework, "throughput": _median(rows, "throughput"), "unit": line.throughput_unit}
+        yield _point(line) | found | {"efficiency": _median(rows, "scaling_efficiency")}
+
+
+def _start(outcome: Outcome, line: Line) -> Iterator[Record]:
+    """Seconds until the first step is done, and of each step from then on."""
+    if line.ratio is None:
+        return
+    for framework, rows in _sides(outcome):
+        found = {"framework": framework, "start_seconds": getattr(line, f"{framework}_start_seconds")}
+        found |= {"step_seconds": _median(rows, "step_seconds_p50"), "break_even_steps": line.break_even_steps}
+        yield _point(line) | found
+
+
+def _parts(outcome: Outcome, line: Line) -> Iterator[Record]:
+    """Forward pass; what the backward pass adds to it; what the optimizer adds to both. Compiled parts need not add up
+    to the step, and then there is no third."""
+    for framework, rows in _sides(outcome):
+        ends = [_median(rows, name) for name in ("forward_seconds", "gradient_seconds", "step_seconds_p50")]
+        before = 0.0
+        for part, end in zip(("forward", "backward", "optimizer"), ends, strict=True):
+            if end is None:
+                break
+            yield _point(line) | {"framework": framework, "part": part, "milliseconds": 1e3 * max(0.0, end - before)}
+            before = end
+
+
+def _memory(outcome: Outcome, line: Line) -> Iterator[Record]:
+    for framework, rows in _sides(outcome):
+        peak = _median(rows, "peak_memory_bytes")
+        if peak is not None:
+            found = {"framework": framework, "mebibytes": peak / 2**20, "kind": rows[0].peak_memory_kind}
+            yield _point(line) | found
+
+
+def _energy(outcome: Outcome, line: Line) -> Iterator[Record]:
+    for framework, rows in _sides(outcome):
+        joules = _median(rows, "joules_per_item")
+        if joules is not None:
+            yield _point(line) | {"framework": framework, "joules_per_item": joules, "source": rows[0].energy_source}
+
+
+def _roofline(outcome: Outcome, line: Line) -> Iterator[Record]:
+    """What a step computes in a second beside what the machine could: one pair of ceilings for both sides."""
+    rows = [row for pair in outcome.pairs for row in pair]
+    product, copy = _median(rows, "matmul_flops_per_second"), _median(rows, "copy_bytes_per_second")
+    for framework, mine in _sides(outcome):
+        flops, seconds = _median(mine, "step_flops"), _median(mine, "step_seconds_p50")
+        intensity = _median(mine, "arithmetic_intensity")
+        if flops and seconds and intensity and product and copy:
+            found = {"framework": framework, "flops_per_second": flops / seconds, "flops_per_byte": intensity}
+            yield _point(line) | found | {"product_flops_per_second": product, "copy_bytes_per_second": copy}
+
+
+def _training(outcome: Outcome, line: Line, curve: Callable[[Row], Curve]) -> Iterator[Record]:
+    """Losses of the first process of each side, and the held-out accuracy where there are real data."""
+    names = ("device_name", "use_case", "mode", "point", "id")
+    common = {name: value for name, value in _point(line).items() if name in names}
+    for framework, rows in _sides(outcome):
+        accuracy = _median(rows, "accuracy")
+        for step, loss in curve(rows[0]):
+            yield common | {"framework": framework, "step": step, "loss": float(f"{loss:.5g}"), "accuracy": accuracy}
+
+
+def _switches(found: Sequence[tuple[Outcome, Line]]) -> Iterator[Record]:
+    lines = {id(outcome): line for outcome, line in found}
+    for step in steps([outcome for outcome, _ in found]):
+        names: Record = {"switch": step.switch, "order": step.order}
+        names |= {"factor": step.factor.ratio, "low": step.factor.low, "high": step.factor.high}
+        yield _point(lines[id(step.outcome)]) | names
+
+
+def _sides(outcome: Outcome) -> Iterator[tuple[str, list[Row]]]:
+    """Each framework with its rows, where there is a ratio."""
+    if outcome.shown:
+        yield from zip(FRAMEWORKS, map(list, zip(*outcome.pairs, strict=True)), strict=True)
+
+
+def _median(rows: Sequence[Row], column: str) -> float | None:
+    """Over the processes that know it."""
+    known = [value for row in rows if (value := getattr(row, column)) is not None]
+    return statistics.median(known) if known else None
+
+
+_MAKERS: dict[str, Callable[[Outcome, Line], Iterator[Record]]] = {
+    "ratios": _ratios,
+    "itself": _itself,
+    "throughput": _throughput,
+    "latency": _latency,
+    "scaling": _scaling,
+    "start": _start,
+    "parts": _parts,
+    "memory": _memory,
+    "energy": _energy,
+    "roofline": _roofline,
+}

@@ -1,0 +1,327 @@
+"""Draws the figures of a report from the CSV files beside this script. Change what you like and run it again:
+
+    python figures.py            # all figures, each as SVG and PDF
+    python figures.py ratios     # one of them
+
+It needs altair, pandas and vl-convert-python, and nothing of Duel. Each function gets the table of its figure and
+returns panels, which are drawn one below the other.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import vl_convert
+
+FRAMEWORKS = {"jax": "#0072b2", "pytorch": "#d55e00"}  # Okabe and Ito's, which colour-blind readers can tell apart
+VERDICTS = {
+    "JAX is faster": "#0072b2",
+    "PyTorch is faster": "#d55e00",
+    "equal within 5 %": "#009e73",
+    "undecided": "#888888",
+    "no verdict": "#888888",
+}
+EQUAL = 1.05
+WIDTH, LINE = 560, 15  # of a panel, and the height of a line in it; pixels
+MOST = 60  # points in a panel; the CSV has the others
+PARTS = {"forward": 1.0, "backward": 0.65, "optimizer": 0.35}  # opacity
+
+Chart = Any  # of Altair, whose methods give what their arguments make of it
+Panels = list[Chart]
+
+
+def ratios(data: pd.DataFrame) -> Panels:
+    """JAX / PyTorch: its interval, thinner what another session may show, and a tick for each session.
+
+    Gray: what each framework's own noise spans, and between 1/1.05 and 1.05.
+    """
+    data = data.assign(who=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
+    tip = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "verdict")
+    panels = []
+    for title, part in _split(data, "use_case"):
+        once = part[part.session == 1]
+        x = _log_x("ratio", "JAX / PyTorch in throughput (right of 1 JAX is faster)")
+        color = alt.Color("who:N", title=None).scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
+        lines = _lines(once).encode(yOffset=_below("mode"))
+        band = pd.DataFrame({"low": [1 / EQUAL], "high": [EQUAL]})
+        layers = [
+            alt.Chart(band).mark_rect(opacity=0.1, color="gray").encode(x="low:Q", x2="high:Q"),
+            lines.transform_calculate(below="1 / datum.floor").mark_bar(opacity=0.2, color="gray"),
+            lines.mark_rule(opacity=0.5).encode(x="another_low:Q", x2="another_high:Q", color=color),
+            lines.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q", color=color),
+            _lines(part)
+            .mark_tick(opacity=0.7, height=7)
+            .encode(x="session_ratio:Q", yOffset=_below("mode"), color=color),
+            lines.mark_point(size=45, filled=True, opacity=1).encode(
+                x=x, color=color, shape=_mode(), tooltip=_tip(*tip)
+            ),
+        ]
+        layers[1] = layers[1].encode(x="below:Q", x2="floor:Q")
+        panels.append(_panel([_one(), *layers], title, lines=2 * once.point.nunique()))
+    return panels
+
+
+def devices(data: pd.DataFrame) -> Panels:
+    """JAX / PyTorch on each device. Nothing is averaged over devices."""
+    panels = []
+    for title, part in _split(_titled(data[data.session == 1], "use_case", "mode"), "title"):
+        base = _lines(part).encode(x=alt.X("device_name:N", title=None))
+        most = max(part.ratio.max(), 1 / part.ratio.min(), EQUAL)
+        color = alt.Color("ratio:Q", title="JAX / PyTorch")
+        color = color.scale(type="log", scheme="blueorange", reverse=True, domain=[1 / most, most])
+        cells = base.mark_rect().encode(color=color, tooltip=_tip("device_name", "ratio", "low", "high", "verdict"))
+        numbers = base.mark_text(color="black").encode(text=alt.Text("ratio:Q", format=".2f"))
+        panels.append(_panel([cells, numbers], title, lines=2 * part.point.nunique()))
+    return panels
+
+
+def itself(data: pd.DataFrame) -> Panels:
+    """JAX beside itself and PyTorch beside itself, by the same intervals: how far to trust the other ratios."""
+    panels = []
+    for title, part in _split(_titled(data, "use_case", "mode"), "title"):
+        lines = _lines(part).encode(yOffset=_below("framework"), color=_color())
+        x = _log_x("ratio", "a framework / itself in throughput")
+        rules = lines.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
+        points = lines.mark_point(filled=True, opacity=1).encode(x=x, tooltip=_tip("framework", "ratio", "low", "high"))
+        panels.append(_panel([_one(), rules, points], title, lines=2 * part.point.nunique()))
+    return panels
+
+
+def throughput(data: pd.DataFrame) -> Panels:
+    """Throughput against the batch size, where there are several."""
+    panels = []
+    for title, part in _split(_titled(data[data.devices == 1], "what", "use_case"), "title"):
+        if part.batch_size.nunique() > 1:
+            y = alt.Y("throughput:Q", title=part.unit.iloc[0]).scale(type="log")
+            lines = alt.Chart(part).mark_line(point=True).encode(x=_batch(), y=y, color=_color())
+            lines = lines.encode(
+                strokeDash=alt.StrokeDash("mode:N", title=None), tooltip=_tip("framework", "throughput")
+            )
+            panels.append(_panel([lines], title))
+    return panels
+
+
+def latency(data: pd.DataFrame) -> Panels:
+    """Latency of single calls against the batch size: the median, and a band up to the 95th percentile."""
+    panels = []
+    for title, part in _split(_titled(data, "what", "mode"), "title"):
+        index = ["framework", "batch_size", "id", "point", "mode"]
+        wide = part.pivot(index=index, columns="percentile", values="milliseconds").reset_index()
+        base = alt.Chart(wide).encode(x=_batch(), color=_color())
+        y = alt.Y("p50:Q", title="ms a call").scale(type="log")
+        known = [name for name in ("p50", "p95", "p99") if name in wide]
+        lines = base.mark_line(point=True).encode(y=y, tooltip=_tip("framework", *known))
+        panels.append(_panel([base.mark_area(opacity=0.2).encode(y="p50:Q", y2="p95:Q"), lines], title))
+    return panels
+
+
+def scaling(data: pd.DataFrame) -> Panels:
+    """Throughput on several devices; the label is its efficiency, relative to one device."""
+    data = data.assign(label=data.efficiency.map("{:.0%}".format, na_action="ignore"))
+    panels = []
+    for title, part in _split(_titled(data, "what", "use_case", "scaling", "mode"), "title"):
+        y = alt.Y("throughput:Q", title=part.unit.iloc[0])
+        side = alt.XOffset("framework:N", sort="ascending")
+        base = alt.Chart(part).encode(x=alt.X("devices:O"), xOffset=side, y=y)
+        bars = base.mark_bar().encode(color=_color(), tooltip=_tip("framework", "throughput", "efficiency"))
+        panels.append(_panel([bars, base.mark_text(dy=-6).encode(text="label:N")], title))
+    return panels
+
+
+def start(data: pd.DataFrame) -> Panels:
+    """Seconds until the first step is done; the label is the number of steps after which the slower start has paid
+    off, where it ever does."""
+    data = data.assign(label=data.break_even_steps.map("{:,.0f} steps".format, na_action="ignore"))
+    tip = ("framework", "start_seconds", "step_seconds", "break_even_steps")
+    return _dots(data, "start_seconds", "seconds until the first step is done", tip)
+
+
+def parts(data: pd.DataFrame) -> Panels:
+    """Forward pass, backward pass and optimizer, relative to the slower side's step."""
+    total = data.groupby(["id", "framework"]).milliseconds.transform("sum")
+    slower = total.groupby(data.id).transform("max")
+    data = data.assign(share=data.milliseconds / slower, order=data.part.map(list(PARTS).index))
+    panels = []
+    for title, part in _split(_titled(data, "use_case", "mode"), "title"):
+        opacity = alt.Opacity("part:O", title=None).scale(domain=list(PARTS), range=list(PARTS.values()))
+        x = alt.X("share:Q", title="time of a step, relative to the slower side").stack("zero")
+        bars = _lines(part).mark_bar().encode(x=x, yOffset=_below("framework"), color=_color(), opacity=opacity)
+        bars = bars.encode(order="order:Q", tooltip=_tip("framework", "part", "milliseconds"))
+        panels.append(_panel([bars], title, lines=2 * part.point.nunique()))
+    return panels
+
+
+def memory(data: pd.DataFrame) -> Panels:
+    """Peak memory of the measured process."""
+    return _dots(data, "mebibytes", "MiB", ("framework", "mebibytes", "kind"))
+
+
+def energy(data: pd.DataFrame) -> Panels:
+    """Energy an item."""
+    return _dots(data, "joules_per_item", "J an item", ("framework", "joules_per_item", "source"))
+
+
+def roofline(data: pd.DataFrame) -> Panels:
+    """What a step computes in a second, below the machine's roof: measured products and copies, the same for both."""
+    panels = []
+    for title, part in _split(_titled(data, "device_name", "precision"), "title"):
+        product, copy = part.product_flops_per_second.median(), part.copy_bytes_per_second.median()
+        ends = [part.flops_per_byte.min() / 2, product / copy, max(part.flops_per_byte.max(), product / copy) * 2]
+        roof = pd.DataFrame({"flops_per_byte": ends, "flops_per_second": [min(product, copy * end) for end in ends]})
+        x = _log_x("flops_per_byte", "FLOP a byte")
+        y = alt.Y("flops_per_second:Q", title="FLOP/s").scale(type="log").axis(format=".0e")
+        points = alt.Chart(part).mark_point(filled=True, opacity=0.8).encode(x=x, y=y, color=_color(), shape=_mode())
+        points = points.encode(tooltip=_tip("framework", "flops_per_second", "flops_per_byte"))
+        panels.append(_panel([alt.Chart(roof).mark_line().encode(x=x, y=y), points], title))
+    return panels
+
+
+def switches(data: pd.DataFrame) -> Panels:
+    """By what factor each switch between default and tuned changes JAX / PyTorch."""
+    panels = []
+    for title, part in _split(_titled(data, "use_case", "point"), "title"):
+        y = alt.Y("switch:N", sort=None, title=None)
+        lines = alt.Chart(part).encode(y=y, yOffset=_below("order"), color=alt.Color("order:N", title=None))
+        rules = lines.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
+        points = lines.mark_point(filled=True, opacity=1).encode(x=_log_x("factor", "factor of JAX / PyTorch"))
+        points = points.encode(tooltip=_tip("switch", "order", "factor", "low", "high"))
+        panels.append(_panel([_one(), rules, points], title, lines=2 * part.switch.nunique()))
+    return panels
+
+
+def training(data: pd.DataFrame) -> Panels:
+    """Training loss of both sides over the timed steps, and accuracy on held-out data where the data are real."""
+    panels = []
+    for title, part in _split(_titled(data, "point", "mode"), "title"):
+        found = part.groupby("framework").accuracy.first().dropna()
+        accuracy = "".join(f"; held-out accuracy of {name} {value:.3f}" for name, value in found.items())
+        y = alt.Y("loss:Q", title="training loss").scale(type="log" if (part.loss > 0).all() else "linear")
+        curves = part[["framework", "step", "loss"]]
+        panels.append(_panel([alt.Chart(curves).mark_line().encode(x="step:Q", y=y, color=_color())], title + accuracy))
+    return panels
+
+
+def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> Panels:
+    """A line for each point, a dot on it for each framework, and a ``label`` after them where there is one."""
+    panels = []
+    for name, part in _split(_titled(data, "use_case", "mode"), "title"):
+        lines = _lines(part)
+        dots = lines.mark_point(filled=True, opacity=1, size=50).encode(x=_log_x(column, title), color=_color())
+        layers = [dots.encode(tooltip=_tip(*tip))]
+        if "label" in part:
+            text = lines.mark_text(align="left", dx=8).encode(x=f"max({column}):Q", text="max(label):N")
+            layers.append(text)
+        panels.append(_panel(layers, name, lines=part.point.nunique()))
+    return panels
+
+
+def _titled(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """With the ``columns``, joined, as ``title``; ``what`` is a benchmark with its size, precision and product."""
+    product = data["product"].fillna("") if "product" in data else ""
+    texts = (
+        data.assign(what="")
+        if "size" not in data
+        else data.assign(what=data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + product)
+    )
+    title = texts[columns[0]].astype(str).str.strip()
+    for column in columns[1:]:
+        title = title + ", " + texts[column].astype(str)
+    return data.assign(title=title)
+
+
+def _split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The parts of ``data`` by ``column`` in the order of their first lines, without what no panel shows."""
+    shown = data.drop(columns=["benchmark", "size", "product", "scaling"], errors="ignore")
+    for name in dict.fromkeys(data[column]):
+        part = shown[data[column] == name]
+        yield name, part[part.point.isin(list(dict.fromkeys(part.point))[:MOST])]
+
+
+def _lines(data: pd.DataFrame) -> Chart:
+    """A line for each point, in their order."""
+    return alt.Chart(data).encode(y=alt.Y("point:N", sort=None, title=None))
+
+
+def _below(column: str) -> alt.YOffset:
+    """The values of ``column`` one below the other within a line."""
+    return alt.YOffset(f"{column}:N", sort="ascending")
+
+
+def _one() -> Chart:
+    """Where neither is faster."""
+    return alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[3, 3]).encode(x="one:Q")
+
+
+def _log_x(column: str, title: str) -> alt.X:
+    return alt.X(f"{column}:Q", title=title).scale(type="log")
+
+
+def _batch() -> alt.X:
+    return alt.X("batch_size:Q", title="batch size").scale(type="log", base=2)
+
+
+def _color() -> alt.Color:
+    return alt.Color("framework:N", title=None).scale(domain=list(FRAMEWORKS), range=list(FRAMEWORKS.values()))
+
+
+def _mode() -> alt.Shape:
+    return alt.Shape("mode:N", title=None).scale(domain=["default", "tuned"], range=["circle", "diamond"])
+
+
+def _tip(*columns: str) -> list[str]:
+    """What a mark says under the mouse."""
+    return ["point:N", "mode:N", *columns]
+
+
+def _panel(layers: list[Chart], title: str, lines: int = 0) -> Chart:
+    """``layers`` on top of each other, high enough for so many ``lines``."""
+    return alt.layer(*layers).properties(title=title, width=WIDTH, height=max(4 * LINE, LINE * lines) if lines else 220)
+
+
+def theme(chart: Chart) -> Chart:
+    """Letters and lines in the colour of the text around them."""
+    ink = dict.fromkeys(("labelColor", "titleColor"), "currentColor")
+    lines = dict.fromkeys(("domainColor", "tickColor"), "currentColor")
+    chart = chart.configure(font="DejaVu Sans, Liberation Sans, sans-serif", background="transparent")
+    chart = chart.configure_axis(**ink, **lines, gridOpacity=0.2, labelLimit=320)
+    chart = chart.configure_legend(**ink, orient="bottom", symbolOpacity=1, columns=3).configure_view(stroke=None)
+    chart = chart.configure_title(color="currentColor", anchor="start").configure_text(color="currentColor")
+    return chart.configure_rule(color="currentColor").configure_line(stroke="currentColor")
+
+
+def whole(panels: Panels) -> Chart:
+    """The panels of a figure, one below the other."""
+    return theme(alt.vconcat(*panels).resolve_scale(color="independent"))
+
+
+DRAW: dict[str, Callable[[pd.DataFrame], Panels]] = {
+    draw.__name__: draw
+    for draw in (
+        *(ratios, devices, itself, throughput, latency, scaling, start, parts),
+        *(memory, energy, roofline, switches, training),
+    )
+}
+
+
+def save(name: str, data: pd.DataFrame, folder: Path) -> None:
+    """Write the figure ``name`` as SVG and PDF; nothing where there is nothing to show."""
+    panels = DRAW[name](data)
+    if panels:
+        drawn = folder / f"{name}.svg"
+        whole(panels).save(str(drawn))
+        drawn.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(drawn.read_text()))
+
+
+def main(names: list[str]) -> None:
+    here = Path(__file__).parent
+    for name in names or DRAW:
+        source = here / f"{name}.csv"
+        if source.exists() or names:
+            save(name, pd.read_csv(source), here)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,56 @@
+"""The ratios of a report as a table in LaTeX: booktabs and siunitx, to be included."""
+
+from collections.abc import Sequence
+
+from duel.report.figure_data import label, work
+from duel.report.points import Line
+
+HEAD = r"""% \usepackage{booktabs, longtable, siunitx}
+\begin{longtable}{l l S[table-format=3.3] l S[table-format=1.3] l}
+\toprule
+{Point} & {Mode} & {JAX / PyTorch} & {95\,\% interval} & {Noise floor} & {Verdict} \\
+\midrule
+\endhead
+"""
+TAIL = r"""\bottomrule
+\end{longtable}
+"""
+# What TeX reads as something else, in text.
+ESCAPES = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+}
+
+
+def table(lines: Sequence[Line]) -> str:
+    """A line for each point and mode, under a heading for each device and use case."""
+    text, heading = HEAD, ""
+    for line in lines:
+        where = f"{line.device_name}, {work(line)}"
+        if where != heading:
+            heading = where
+            text += rf"\multicolumn{{6}}{{l}}{{\emph{{{escaped(where)}}}}} \\" + "\n"
+        ratio = "{--}" if line.ratio is None else f"{line.ratio:.3f}"
+        ends = "" if line.low is None or line.high is None else rf"\numrange{{{line.low:.3f}}}{{{line.high:.3f}}}"
+        floor = "{--}" if line.floor is None else f"{line.floor:.3f}"
+        cells = [escaped(label(line)), escaped(line.mode), ratio, ends, floor, escaped(line.marked)]
+        text += " & ".join(cells) + " \\\\\n"
+    return text + TAIL
+
+
+def escaped(text: str) -> str:
+    """``text`` as TeX prints it. Letters that pdfTeX has no font for become question marks."""
+    kept = "".join(ESCAPES.get(letter, letter) for letter in text)
+    return kept.encode("latin-1", "replace").decode("latin-1").replace("\n", " ").replace("\r", " ")

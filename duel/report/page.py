@@ -1,0 +1,192 @@
+"""The page of a report: one file of HTML, which opens from disk and sends no request."""
+
+import base64
+import csv
+import functools
+import gzip
+import io
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import vl_convert
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from duel import ROOT
+from duel.report import figures, markdown, prose
+from duel.report.command import again
+from duel.report.figure_data import Record, anchor, label
+from duel.report.pairs import Outcome, Session
+from duel.report.points import Line
+from duel.report.study import Study
+
+MOST_POINTS = 200  # in the page; ratios.csv has the others
+TITLES = {
+    "ratios": "Ratios",
+    "devices": "Devices",
+    "itself": "Each framework beside itself",
+    "throughput": "Throughput",
+    "latency": "Latency",
+    "scaling": "Several devices",
+    "start": "Start-up",
+    "parts": "Parts of a training step",
+    "memory": "Memory",
+    "energy": "Energy",
+    "roofline": "Roofline",
+    "switches": "Switches",
+    "training": "Training loss",
+}
+# What would give a figure its data.
+HOW = {
+    "ratios": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3",
+    "devices": "python main.py report --name ONE OTHER, sets of several devices",
+    "itself": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3, with two pairs or more in each",
+    "throughput": "python main.py --benchmark mnist --use_case 5 --paired",
+    "latency": "python main.py --benchmark mnist --use_case 5 --paired",
+    "scaling": "python main.py --benchmark mnist --use_case 2 --paired --devices 2",
+    "start": "python main.py --benchmark mnist --use_case 1 --paired",
+    "parts": "python main.py --benchmark mnist --use_case 1 --paired",
+    "memory": "python main.py --benchmark mnist --use_case 1 --paired",
+    "energy": "the same measurements where a counter of energy can be read: NVML on GPUs, RAPL on CPUs",
+    "roofline": "python main.py --benchmark mnist --use_case 1 --paired",
+    "switches": "python main.py --benchmark mnist --use_case 1 --paired --mode waterfall",
+    "training": "python main.py --benchmark mnist --use_case 1 --paired",
+}
+
+
+def html(studies: Sequence[Study], tables: dict[str, list[Record]], refresh: int | None = None) -> str:
+    """The page of ``studies``, whose figures' data are in ``tables``; it loads itself again every so many seconds."""
+    found = [one for study in studies for one in study.found]
+    lines = [line for _, line in found]
+    drawn = [_figure(name, tables.get(name, [])) for name in TITLES]
+    names = sorted({line.device_name for line in lines})
+    shown = found[:MOST_POINTS]
+    more = f"The first {MOST_POINTS} of {len(found)} are here, the others in ratios.csv."
+    sections = prose.sections(studies)
+    contents = [("summary", "Summary"), ("figures", "Figures"), ("points", "Points")]
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=f"JAX and PyTorch on {', '.join(names)}" if names else "JAX and PyTorch",
+            where=markdown.where(lines),
+            refresh=refresh,
+            contents=contents + [(section["id"], section["title"]) for section in sections],
+            summary=prose.summary(studies),
+            figures=drawn,
+            points=[_point(outcome, line) for outcome, line in shown],
+            points_left_out=more if len(found) > len(shown) else "",
+            sections=sections,
+            specs={panel["id"]: panel["spec"] for figure in drawn for panel in figure["panels"]},
+            config=figures.theme(alt.Chart().mark_point()).to_dict()["config"],
+            bundle=base64.b64encode(gzip.compress(_vega().encode(), mtime=0)).decode(),
+        )
+    )
+
+
+@functools.cache
+def _vega() -> str:
+    """The scripts that draw in a browser."""
+    return vl_convert.javascript_bundle()  # type: ignore[call-arg]  # it has a default, which its stub does not say
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(ROOT / "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+
+
+def _figure(name: str, records: list[Record]) -> dict[str, Any]:
+    draw = figures.DRAW[name]
+    caption = " ".join((draw.__doc__ or "").split())
+    panels = []
+    for number, panel in enumerate(draw(pd.DataFrame(records)) if records else []):
+        spec = _responsive(panel.to_dict()) | {"description": _spoken(caption, panel)}
+        panels.append({"id": f"{name}-{number}", "spec": spec})
+    points = len({record["point"] for record in records})
+    left_out = f"each panel has its first {figures.MOST} points" if points > figures.MOST else ""
+    how = f"This would measure it: {HOW[name]}"
+    return {"name": name, "title": TITLES[name], "caption": caption, "panels": panels, "left_out": left_out, "how": how}
+
+
+def _spoken(caption: str, panel: Any) -> str:
+    """What a screen reader says of a panel; its figures are in the table of points and in the CSV file."""
+    return f"{panel.title}. {caption} The figures are in the CSV file below and with the points."
+
+
+def _responsive(spec: dict[str, Any]) -> dict[str, Any]:
+    """As wide as its place in the page, with its data as CSV: names of columns once instead of in each record."""
+    kept = {name: _csv(records) for name, records in spec.pop("datasets", {}).items()}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            if isinstance(node.get("data"), dict) and node["data"].get("name") in kept:
+                node["data"]["format"] = {"type": "csv"}
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(spec)
+    return spec | {"datasets": kept, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def _csv(records: list[Record]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        rounded = {k: f"{v:.5g}" if isinstance(v, float) else v for k, v in record.items()}
+        writer.writerow({name: "" if value == "nan" else value for name, value in rounded.items()})
+    return text.getvalue()
+
+
+def _point(outcome: Outcome, line: Line) -> dict[str, Any]:
+    """What the page has of a point, and its sessions."""
+    columns = ["session", "begun", "host", "pairs", f"JAX, {line.throughput_unit}", "PyTorch", "JAX / PyTorch"]
+    sessions = enumerate(zip(outcome.sessions, outcome.session_ratios, strict=True), 1)
+    return {
+        "id": anchor(line),
+        "head": f"{line.use_case}, {label(line)}, {line.mode}: {line.short}",
+        "verdict": outcome.verdict,
+        "notes": _notes(outcome, line),
+        "columns": [*columns, "others' CPU time", "blocks left out", "runs"],
+        "rows": [_session(number, pairs, ratio) for number, (pairs, ratio) in sessions] if outcome.shown else [],
+        "command": again(outcome, None),
+    }
+
+
+def _session(number: int, pairs: Session, ratio: float) -> list[Any]:
+    rows = [row for pair in pairs for row in pair]
+    rates = [statistics.median(row.throughput or 0.0 for row in side) for side in zip(*pairs, strict=True)]
+    load = max((row.foreign_load or 0.0 for row in rows), default=0.0)
+    left_out, blocks = (sum(getattr(row, name) or 0 for row in rows) for name in ("left_out_blocks", "blocks"))
+    runs = ", ".join(dict.fromkeys(str(row.run_id) for row in rows))
+    begun = min(row.started or "" for row in rows)
+    figures = [f"{rate:.4g}" for rate in rates] + [f"{ratio:.3f}", f"{load:.1%}"]
+    return [number, begun, rows[0].host or "", len(pairs), *figures, f"{left_out} of {left_out + blocks}", runs]
+
+
+def _notes(outcome: Outcome, line: Line) -> list[str]:
+    sides = [list(side) for side in zip(*outcome.pairs, strict=True)]
+    texts = [f"proof: {line.proof or 'none'}"]
+    for side in sides:
+        one = side[0]
+        texts.append(f"{one.framework} {one.framework_version}, {one.execution}: {one.switches or 'no switches'}")
+        if one.tuning:
+            texts.append(f"{one.framework} tuned: {one.tuning}")
+        memory = [row.peak_memory_bytes for row in side if row.peak_memory_bytes]
+        if memory:
+            peak = statistics.median(memory) / 2**20
+            texts.append(f"{one.framework} peak memory: {peak:,.0f} MiB ({one.peak_memory_kind})")
+    commits = dict.fromkeys(str(row.git_sha)[:12] for side in sides for row in side)
+    weights, data = str(outcome.row.weights_sha256)[:12], str(outcome.row.data_sha256)[:12]
+    texts.append(f"commit {', '.join(commits)}; weights {weights}, data {data}")
+    return texts + [text for text in (line.far_off, line.apart) if text]
