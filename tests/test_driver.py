@@ -157,8 +157,9 @@ def check_wandb(checkout: Path, rows: list[dict[str, str]]) -> None:
         records = [json.loads(line) for line in text.splitlines()]
         streamed = [record["history"]["item"] for record in records if record["type"] == "history"]
         losses = [event["loss"] for event in run.events()[0] if event["event"] == "loss"]
-        assert [item["loss"] for item in streamed[: len(losses)]] == losses
-        assert any("throughput" in item for item in streamed)
+        side = row["framework"]
+        assert [item[f"{side}/loss"] for item in streamed[: len(losses)]] == losses
+        assert any(f"{side}/throughput" in item for item in streamed)
         (started,) = [record["run"] for record in records if record["type"] == "run"][:1]
         assert started["run_group"] == row["run_id"].partition("_")[2]
         assert (started["job_type"], started["run_id"]) == (row["framework"], row["run_id"])
@@ -166,8 +167,8 @@ def check_wandb(checkout: Path, rows: list[dict[str, str]]) -> None:
         found = json.loads(text)
         assert {row["framework"], row["benchmark"], "cpu"} <= set(found["tags"])
         summary = found["summary"]
-        assert summary["throughput"] == float(row["throughput"])
-        assert summary["weights_sha256"] == row["weights_sha256"]
+        assert summary[f"{side}/throughput"] == float(row["throughput"])
+        assert summary[f"{side}/weights_sha256"] == row["weights_sha256"]
 
 
 def test_a_script_by_hand_makes_a_run_of_its_own_each_time(main: Main, checkout: Path) -> None:

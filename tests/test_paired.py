@@ -104,8 +104,11 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
     assert run.stored_status().part == "row 2 of 2, pytorch"
     (offline,) = run.folder.glob("wandb/offline-run-*")
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", "--summary", str(offline)]
-    summary = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["summary"]
-    assert summary["comparable"] == summary["row1/comparable"] == rows[0].comparable
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    summary = found["summary"]
+    assert summary["jax/comparable"] == summary["pytorch/comparable"] == rows[0].comparable
+    assert summary["pair/comparable"] == rows[0].comparable
+    assert {"jax", "pytorch", "mnist"} <= set(found["tags"])
     record = json.loads(run.environment.read_text())
     assert "torch" not in record["modules"]
 

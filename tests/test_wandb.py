@@ -120,7 +120,7 @@ class Job:
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
         text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
         records = [json.loads(line) for line in text.splitlines()]
-        return [record["history"]["item"]["loss"] for record in records if record["type"] == "history"]
+        return [record["history"]["item"]["jax/loss"] for record in records if record["type"] == "history"]
 
 
 def credentials(folder: Path, url: str) -> dict[str, str]:
@@ -163,7 +163,7 @@ def test_a_run_is_streamed_while_it_goes_on_and_says_where_it_ran(server: Server
         job.finish()
         assert server.losses(job.run.id) == [step / 2 for step in range(30)]
         run = server.runs[job.run.id]
-        assert (run["exit_code"], run["summary"]["throughput"]) == (0, 3.5)
+        assert (run["exit_code"], run["summary"]["jax/throughput"]) == (0, 3.5)
         config = {name: item["value"] for name, item in run["config"].items()}
         assert config["slurm"] == {"job": "4711", "nodes": "node[01-02]", "cluster": "loopback"}
         assert (config["attempt"], config["run_folder"]) == (1, str(job.run.folder))
@@ -223,7 +223,7 @@ def test_a_troubled_server_costs_bounded_time_and_no_data(
     # Once the server is well again.
     assert sync(job.run, server.url) == (True, "uploaded")
     assert server.losses(job.run.id) == losses
-    assert (server.runs[job.run.id]["exit_code"], server.runs[job.run.id]["summary"]["throughput"]) == (0, 3.5)
+    assert (server.runs[job.run.id]["exit_code"], server.runs[job.run.id]["summary"]["jax/throughput"]) == (0, 3.5)
     requests = len(server.requests)
     assert sync(job.run, server.url) == (True, "uploaded before")
     assert len(server.requests) == requests

@@ -31,7 +31,7 @@ class Server(ThreadingHTTPServer):
         """The losses of a run in the order of their steps, which have no gap."""
         history = self.runs[run_id]["history"]
         assert sorted(history) == list(range(len(history)))
-        return [history[step]["loss"] for step in sorted(history)]
+        return [history[step]["jax/loss"] for step in sorted(history)]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no error of a test."""
@@ -53,7 +53,7 @@ class Server(ThreadingHTTPServer):
             lines = [json.loads(line) for line in chunk["content"]]
             if name == "wandb-history.jsonl":
                 for line in lines:
-                    assert run["history"].setdefault(line["_step"], line)["loss"] == line["loss"]
+                    assert run["history"].setdefault(line["_step"], line)["jax/loss"] == line["jax/loss"]
             elif name == "wandb-summary.json":
                 run["summary"] = lines[-1]
         run["exit_code"] = sent.get("exitcode", run["exit_code"])

@@ -180,6 +180,25 @@ def report(args: argparse.Namespace, results: "Results") -> int:
         time.sleep(REFRESH_SECONDS)
 
 
+def reproduce(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import cluster, reproduce
+    from duel.report import study
+
+    found = study.published(results, args.set)
+    chosen = reproduce.points(found, args.point, args.target)
+    reproduce.show(found, chosen)
+    if args.dry_run:
+        return 0
+    return 0 if reproduce.reproduce(chosen, cluster.load(ROOT / "cluster.yaml"), results, say) else 1
+
+
+def bundle(args: argparse.Namespace, results: "Results") -> int:
+    from duel.report import bundle, study
+
+    bundle.write(study.published(results, args.set), results.folder / "bundles", say)
+    return 0
+
+
 def init(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import init
 

@@ -164,6 +164,19 @@ def _report_options(parser: Parser) -> None:
     how.add_argument("--live", action="store_true", help="write it again each half minute, until all runs have ended")
 
 
+def _reproduce_options(parser: Parser) -> None:
+    parser.add_argument("set", metavar="SET", help="name of a published set")
+    parser.add_argument("--point", nargs="+", default=[], metavar="ID", help="these of its points (default: all)")
+    parser.add_argument(
+        "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: as published)"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="list points, commands and hours, start nothing")
+
+
+def _bundle_options(parser: Parser) -> None:
+    parser.add_argument("set", metavar="SET", help="name of a published set")
+
+
 def _doctor_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="check it by a short job")
 
@@ -239,6 +252,8 @@ COMMANDS = (
     Command("tune", "find the fastest switches of each side, for --mode tuned", commands.submit, _tune_options),
     Command("publish", "copy paired results to results/published/NAME", commands.publish, _publish_options),
     Command("report", "write a page, figures and tables to show", commands.report, _report_options),
+    Command("reproduce", "measure a published set again", commands.reproduce, _reproduce_options),
+    Command("bundle", "pack a published set for an archive with a DOI", commands.bundle, _bundle_options),
     Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init),
     Command("doctor", "check the set-up and suggest fixes", commands.doctor, _doctor_options),
     Command("completion", "print a script that makes a shell complete these words", completion, _completion_options),

@@ -8,6 +8,7 @@ nothing of it.
 import functools
 import http.client
 import json
+import math
 import os
 import ssl
 import sys
@@ -15,15 +16,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from duel.catalogue import PAIRED
+from duel.comparability import COMPARABLE, partners
 from duel.record import Row
 
 PROBE_SECONDS = 5
 INIT_SECONDS = 20
 FINISH_SECONDS = 20
 LATER = "'python main.py sync' uploads it later"
+FILTERS = ("benchmark", "use_case", "size", "precision", "mode", "preset", "product", "batch_size", "target")
 SLURM = {
     "job": "SLURM_JOB_ID",
     "step": "SLURM_STEP_ID",
@@ -80,9 +85,12 @@ class WandbSink:
         except ImportError:
             self.note = "Weights & Biases: not installed in this interpreter; metrics.jsonl has everything"
             return
-        row = rows[0]
+        self._wandb, self._names, self._curves = wandb, _names(rows), dict[str, list[tuple[int, float]]]()
+        row, frameworks = rows[0], list(dict.fromkeys(str(row.framework) for row in rows))
         slurm = {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
-        config: dict[str, Any] = {"rows": [_known(row) for row in rows], "environment": environment}
+        # What runs are filtered by, one value each, and all rows whole.
+        config: dict[str, Any] = {name: getattr(row, name) for name in FILTERS}
+        config |= {"rows": [_known(row) for row in rows], "environment": environment}
         config |= {"run_folder": str(folder), "attempt": row.attempt} | ({"slurm": slurm} if slurm else {})
         begin: Any = functools.partial(
             wandb.init,
@@ -90,8 +98,8 @@ class WandbSink:
             id=row.run_id,
             name=row.run_id,
             group=group,
-            job_type=row.framework,
-            tags=[str(row.framework), str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
+            job_type=PAIRED if len(frameworks) > 1 else frameworks[0],
+            tags=[*frameworks, str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
             config=config,
             dir=folder,
             settings=wandb.Settings(
@@ -130,32 +138,49 @@ class WandbSink:
         """Stream events; wandb takes them without waiting for its server."""
         if self._run is None:
             return
+        logged = [values for event in events if (values := self._values(event))]
         try:
-            for event in events:
-                prefix = f"row{event['row']}/" if event["row"] else ""
-                if event["event"] == "loss":
-                    self._run.log({"step": event["step"], f"{prefix}loss": event["loss"]})
-                elif event["event"] == "block" and event["time"] - self._last >= 1.0:
-                    self._last = event["time"]
-                    names = [name for name in ("loss", "throughput", "step_seconds") if name in event]
-                    self._run.log({"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names})
+            for values in logged:
+                self._run.log(values)
         except Exception as error:  # W&B comes second; metrics.jsonl has these events
             self._lose(error)
+
+    def _values(self, event: dict[str, Any]) -> dict[str, Any]:
+        """What W&B gets of an event, under the name of its framework; of blocks one a second."""
+        if event["event"] == "block" and event["time"] - self._last >= 1.0:
+            self._last = event["time"]
+        elif event["event"] != "loss":
+            return {}
+        prefix = self._names.get(event["row"] or 0, f"row{event['row']}/")
+        if "loss" in event and prefix.count("/") == 1:
+            self._curves.setdefault(prefix.strip("/"), []).append((event["step"], event["loss"]))
+        names = [name for name in ("loss", "throughput", "step_seconds") if name in event]
+        return {"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names}
 
     def finish(self, rows: list[Row], exit_code: int) -> None:
         if self._run is None:
             return
+        names = self._names | _names(rows)
+        summary = {f"{names[row.row or 0]}{name}": value for row in rows for name, value in _known(row).items()}
+        summary |= _of_pairs(rows)
+        found = next((row for row in rows if row.device_kind), rows[0])
         try:
-            for row in rows:
-                prefix = f"row{row.row}/" if row.row else ""
-                self._run.summary.update({f"{prefix}{name}": value for name, value in _known(row).items()})
+            self._run.summary.update(summary)
             # Known only now: the job finds its accelerator itself.
+            self._run.config.update({"device_kind": found.device_kind, "device_name": found.device_name})
             self._run.tags += tuple({row.device_kind for row in rows if row.device_kind})
+            if len(self._curves) > 1:
+                self._run.log({"pair/loss curves": self._figure()})
             self._run.finish(exit_code=exit_code)
         except TimeoutError:
             self.note += f"; not all of it uploaded within {FINISH_SECONDS} s of the end: {LATER}"
         except Exception as error:  # W&B comes second; the row files are written
             self._lose(error)
+
+    def _figure(self) -> Any:
+        """The losses of both sides in one chart."""
+        steps, losses = ([[p[i] for p in curve] for curve in self._curves.values()] for i in (0, 1))
+        return self._wandb.plot.line_series(steps, losses, keys=list(self._curves), title="training loss", xname="step")
 
     def _lose(self, error: Exception) -> None:
         self._run = None
@@ -208,3 +233,35 @@ def _words(error: Exception) -> str:
 
 def _known(row: Row) -> dict[str, Any]:
     return {name: value for name, value in row.to_dict().items() if value is not None and name != "missing"}
+
+
+def _names(rows: list[Row]) -> dict[int, str]:
+    """Number of a row to what its figures' names begin with: ``jax/``, of the second row of a framework ``jax/2/``."""
+    names: dict[int, str] = {}
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts[str(row.framework)] += 1
+        count = counts[str(row.framework)]
+        names[row.row or 0] = f"{row.framework}/" if count == 1 else f"{row.framework}/{count}/"
+    return names
+
+
+def _of_pairs(rows: list[Row]) -> dict[str, Any]:
+    """What the comparable pairs come to at each point, and whether all are comparable; nothing of one side alone."""
+    points: dict[int, list[tuple[Row, Row]]] = {}
+    for pair in partners(rows):
+        points.setdefault(pair[0].point or 0, []).append(pair)
+    summary: dict[str, Any] = {}
+    for point, pairs in points.items():
+        prefix = "pair/" if len(points) == 1 else f"pair/{point}/"
+        summary[f"{prefix}comparable"] = "; ".join(dict.fromkeys(str(one.comparable) for one, _ in pairs))
+        logs = [
+            math.log(one.throughput / other.throughput)
+            for one, other in pairs
+            if one.comparable == COMPARABLE and one.throughput and other.throughput
+        ]
+        if logs:
+            ratio = math.exp(math.fsum(logs) / len(logs))
+            summary[f"{prefix}ratio"] = ratio
+            summary[f"{prefix}verdict"] = f"indicative: JAX / PyTorch {ratio:.3g}, of {len(logs)} pairs in this run"
+    return summary

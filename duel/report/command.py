@@ -15,9 +15,9 @@ from duel.results import Run
 def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str | None) -> str:
     """The command that measures the ``pairs`` of ``run`` in turn, by a preset that claims a ratio."""
     try:
-        job = run.launch().job or _job_of([row for row, _ in pairs])
+        job = run.launch().job or job_of([row for row, _ in pairs])
     except Damaged:
-        job = _job_of([row for row, _ in pairs])
+        job = job_of([row for row, _ in pairs])
     claiming = PRESETS["standard"]
     before = PRESETS.get(job.preset, claiming)
     after = before if before.pairs >= CLAIM_PAIRS else claiming
@@ -41,7 +41,7 @@ def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str |
 def again(outcome: Outcome, default_target: str | None) -> str:
     """The command that measures what ``outcome`` is of in as many sessions, with as many pairs or more in each."""
     rows = [row for pair in outcome.pairs for row in pair]
-    words = _spelled(_job_of(rows), default_target)
+    words = _spelled(job_of(rows), default_target)
     return f"{words} --sessions {len(outcome.sessions)}" if len(outcome.sessions) > 1 else words
 
 
@@ -58,7 +58,7 @@ def _spelled(job: Job, default_target: str | None) -> str:
     return shlex.join([*words[:6], "--paired", *words[6:], *weights])  # after benchmark and use case
 
 
-def _job_of(rows: list[Row]) -> Job:
+def job_of(rows: list[Row]) -> Job:
     """The job that ``rows`` of one framework are of, with everything named that it found by itself."""
     row = max(rows, key=lambda row: row.device_count or 1)  # with many devices one alone is measured first
     devices, nodes = row.device_count or 1, row.nodes or 1

@@ -4,10 +4,13 @@ index.html      all of it, for a browser
 ratios.csv      a line for each point
 figures/        of each figure SVG, PDF and the tidy CSV behind it; figures.py draws them again
 tables/         ratios.tex and ratios.md
+report.md       what the page says in sentences, with what reviewers of artifacts ask for
+croissant.json  metadata of the rows, by MLCommons' vocabulary
 """
 
 import csv
 import io
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +19,7 @@ import pandas as pd
 
 from duel.errors import UserError
 from duel.files import write_atomically
-from duel.report import figure_data, figures, latex, markdown, page, points
+from duel.report import appendix, figure_data, figures, latex, markdown, page, points, prose
 from duel.report.figure_data import Record
 from duel.report.study import Study
 
@@ -40,10 +43,15 @@ def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], re
         points.write(folder / points.NAME, lines)
         write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
         write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
+        texts = [*prose.summary(studies), *(text for each in prose.sections(studies) for text in each["paragraphs"])]
+        write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
+        for study in studies:
+            name = "croissant.json" if len(studies) == 1 else f"croissant-{study.name}.json"
+            write_atomically(folder / name, appendix.croissant(study))
         write_atomically(folder / "index.html", page.html(studies, tables, refresh))
     except OSError as error:
         raise UserError(f"cannot write the report to {folder}: {error.strerror or error}") from error
-    say(f"{folder / 'index.html'}: {len(found)} points")
+    say(f"{os.path.relpath(folder / 'index.html')}: {len(found)} points")
 
 
 def _tables(studies: Sequence[Study]) -> dict[str, list[Record]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from duel.catalogue import USE_CASES
 from duel.modes import MODES
+from duel.report import appendix
 from duel.report.figure_data import label, work
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED
 from duel.report.points import Line, against_itself
@@ -84,4 +85,5 @@ def sections(studies: Sequence[Study]) -> list[dict[str, Any]]:
     return [
         {"id": "method", "title": "Method", "paragraphs": method},
         {"id": "limits", "title": "Limits", "paragraphs": [LIMITS]},
+        {"id": "artifact", "title": "Artifact", "paragraphs": appendix.paragraphs(studies)},
     ]

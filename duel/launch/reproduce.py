@@ -1,0 +1,138 @@
+"""A published set measured again: what it takes, and whether each point comes out as it was published."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from duel import terminal
+from duel.catalogue import MANY
+from duel.errors import UserError
+from duel.job import Job
+from duel.launch import manage, submit
+from duel.launch.schema import Cluster
+from duel.record import Row
+from duel.report.command import again, job_of
+from duel.report.figure_data import anchor, label, work
+from duel.report.pairs import Outcome, outcomes
+from duel.report.points import Line
+from duel.report.study import Study
+from duel.results import Results, Run
+from duel.table import merge
+from duel.terminal import Table
+
+AGREES, DIFFERS, OPEN = "agrees", "differs", "no statement"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A published point, and the job that measures it again in one session."""
+
+    outcome: Outcome
+    line: Line
+    job: Job
+
+    @property
+    def name(self) -> str:
+        return f"{work(self.line)}, {label(self.line)}, {self.line.mode}"
+
+    @property
+    def seconds(self) -> float:
+        """What the job takes, by what its pairs took."""
+        each = [_seconds(row.started, row.ended) for pair in self.outcome.pairs for row in pair]
+        return sum(each) / len(self.outcome.pairs) * (self.job.pairs or 1)
+
+
+def points(study: Study, names: Sequence[str], target: str | None) -> list[Point]:
+    """Those of ``study`` that ``names`` are the ids of, or all that have a ratio; on ``target`` if it is given.
+
+    Raises UserError for an id that there is not.
+    """
+    found = []
+    for outcome, line in study.found:
+        alone = outcome.row.use_case in MANY and (line.devices or 1) == 1  # measured beside those on many devices
+        if line.ratio is not None and not alone:
+            rows = [row for pair in outcome.pairs for row in pair]
+            pairs = max(map(len, outcome.sessions))
+            job = dataclasses.replace(job_of(rows), pairs=pairs)
+            found.append(Point(outcome, line, dataclasses.replace(job, target=target or job.target)))
+    known = {anchor(point.line): point for point in found}
+    for name in names:
+        if name not in known:
+            how = f"'main.py reproduce {study.name} --dry_run' lists them"
+            raise UserError(f"--point {name!r}: not in {study.name}; {how}")
+    return [known[name] for name in names] if names else found
+
+
+def show(study: Study, chosen: Sequence[Point]) -> None:
+    """What would be measured, by which commands, and what that takes."""
+    lines = []
+    for point in chosen:
+        command = again(point.outcome, None)
+        lines.append([anchor(point.line), point.name, f"{point.seconds / 60:.1f}", command])
+    rows = [row for point in chosen for pair in point.outcome.pairs for row in pair]
+    versions = [f"{row.framework} {row.framework_version}" for row in _one_of_each(rows)]
+    versions += [f"Python {version}" for version in _values(rows, "python_version")]
+    commits = ", ".join(_values(rows, "git_sha"))
+    notes = [
+        f"{sum(point.seconds for point in chosen) / 3600:.1f} hours on {', '.join(_values(rows, 'device_name'))}",
+        f"published with {', '.join(versions)}",
+        f"of commit {commits}: 'git checkout' it, then 'make envs', for the same code and versions",
+    ]
+    terminal.show(Table(["point", "what", "minutes", "command"], lines, notes, right=[2], title=[f"{study.name}:"]))
+
+
+def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: Say) -> bool:
+    """Measure ``chosen`` and say of each whether it agrees. True unless one differs."""
+    by_target: dict[str, list[Point]] = {}
+    for point in chosen:
+        by_target.setdefault(point.job.target, []).append(point)
+    runs: list[Run] = []
+    for mine in by_target.values():
+        runs += submit.launch([point.job for point in mine], cluster, results, say)
+    manage.wait(runs, results)
+    rows = merge(results)
+    verdicts = []
+    lines = []
+    for point, run in zip([point for mine in by_target.values() for point in mine], runs, strict=True):
+        mine_now = outcomes([row for row in rows if row.run_id == run.id])
+        now = next((one for one in mine_now if one.row.device_count == point.outcome.row.device_count), None)
+        ratio, verdict = judge(point, now)
+        verdicts.append(verdict.partition(":")[0])
+        published = f"{point.line.ratio:.3f}" if point.line.ratio else ""
+        if point.line.another_low is not None:
+            published += f", another session {point.line.another_low:.3f} to {point.line.another_high:.3f}"
+        lines.append([point.name, published, ratio, verdict])
+    counts = {word: verdicts.count(word) for word in (AGREES, DIFFERS, OPEN)}
+    title = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    terminal.show(Table(["point", "published", "here", "verdict"], lines, [], title=[title]))
+    return DIFFERS not in verdicts
+
+
+def judge(point: Point, now: Outcome | None) -> tuple[str, str]:
+    """The ratio of one more session, and whether it lies in the prediction interval that was published."""
+    if now is None or not now.shown:
+        return "", f"{OPEN}: {now.why if now else 'nothing was measured'}"
+    ratio = now.session_ratios[0]
+    other = {str(row.device_name) for pair in now.pairs for row in pair} - {point.line.device_name}
+    beside = f" (on {', '.join(sorted(other))})" if other else ""
+    if point.line.another_low is None or point.line.another_high is None:
+        return f"{ratio:.3f}", f"{OPEN}: it was published of too few sessions{beside}"
+    agrees = point.line.another_low <= ratio <= point.line.another_high
+    return f"{ratio:.3f}", (AGREES if agrees else DIFFERS) + beside
+
+
+def _seconds(started: str | None, ended: str | None) -> float:
+    if not started or not ended:
+        return 0.0
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds()
+
+
+def _values(rows: Sequence[Row], column: str) -> list[str]:
+    return list(dict.fromkeys(str(getattr(row, column)) for row in rows))
+
+
+def _one_of_each(rows: Sequence[Row]) -> list[Row]:
+    return list({(row.framework, row.framework_version): row for row in rows}.values())

@@ -1,0 +1,117 @@
+"""What reviewers of artifacts ask for: hardware, time, variation, licences, checksums; and Croissant metadata."""
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from duel.files import read_object
+from duel.record import COLUMNS, Row
+from duel.report.study import Study
+from duel.states import FINISHED
+
+LICENCES = "Duel and these records: MIT. JAX, Flax, Optax: Apache-2.0. PyTorch, torchvision: BSD-3-Clause."
+CROISSANT = "http://mlcommons.org/croissant/1.0"
+
+
+def paragraphs(studies: Sequence[Study]) -> list[str]:
+    """For the page and appendix.md."""
+    texts = []
+    for study in studies:
+        rows = [row for row in study.rows if row.framework]
+        machine = _environment(study, rows)
+        cpu, device = machine.get("cpu") or {}, machine.get("device") or {}
+        memory = device.get("memory_bytes")
+        hardware = [str(rows[0].device_name if rows else "unknown device"), f"{cpu.get('model', 'unknown')} CPU"]
+        hardware += [f"{len(machine['usable_cpus'])} CPUs used"] if machine.get("usable_cpus") else []
+        hardware += [f"{memory / 2**30:.0f} GiB of memory"] if memory else []
+        texts.append(f"Hardware of {study.name}: {', '.join(dict.fromkeys(hardware))}; {machine.get('platform', '')}.")
+        hours = [_hours(row) for row in rows]
+        failed = [hour for hour, row in zip(hours, rows, strict=True) if row.status != FINISHED]
+        cost = f"{sum(hours):.2f} device-hours in {len(rows)} rows"
+        cost += f", of which {sum(failed):.2f} in {len(failed)} that did not finish" if failed else ", all finished"
+        texts.append(f"Cost: {cost}. Setting up takes 7 GB of disk and some ten minutes of downloads.")
+        spreads = [line.spread for line in study.lines if line.spread is not None]
+        if spreads:
+            texts.append(f"Variation: sessions of one point vary by at most {max(spreads):.1%} (standard deviation).")
+        digest = hashlib.sha256((study.folder / "results.csv").read_bytes()).hexdigest()
+        texts.append(f"Checksum: results.csv of {study.name} has SHA-256 {digest}.")
+    return [*texts, f"Licences: {LICENCES}"]
+
+
+def croissant(study: Study) -> str:
+    """Metadata of the rows in MLCommons' vocabulary, as JSON-LD."""
+    data = (study.folder / "results.csv").read_bytes()
+    hints = typing.get_type_hints(Row)
+    meanings = {field.name: field.metadata.get("meaning", "") for field in dataclasses.fields(Row)}
+    fields = [
+        {
+            "@type": "cr:Field",
+            "@id": f"rows/{name}",
+            "name": name,
+            "description": meanings[name],
+            "dataType": _type(hints[name]),
+            "source": {"fileObject": {"@id": "results.csv"}, "extract": {"column": name}},
+        }
+        for name in COLUMNS
+    ]
+    days = sorted(str(row.started)[:10] for row in study.rows if row.started) or ["2026-01-01"]
+    described = {
+        "@context": _context(),
+        "@type": "sc:Dataset",
+        "conformsTo": CROISSANT,
+        "name": f"duel-{study.name}",
+        "description": "Paired measurements of JAX and PyTorch, a row for each process.",
+        "license": "https://spdx.org/licenses/MIT.html",
+        "version": "1.0.0",
+        "datePublished": days[-1],
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": "results.csv",
+                "name": "results.csv",
+                "contentUrl": "results.csv",
+                "encodingFormat": "text/csv",
+                "sha256": hashlib.sha256(data).hexdigest(),
+            }
+        ],
+        "recordSet": [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}],
+    }
+    return json.dumps(described, indent=1) + "\n"
+
+
+def _context() -> dict[str, Any]:
+    """The prefixes and terms that the vocabulary wants in every file."""
+    terms = "conformsTo citeAs column data dataBiases dataCollection examples extract field fileProperty fileObject"
+    terms += " fileSet format includes isLiveDataset jsonPath key md5 parentField path personalSensitiveInformation"
+    terms += " recordSet references regex repeated replace separator source subField transform"
+    context: dict[str, Any] = {"@language": "en", "@vocab": "https://schema.org/", "sc": "https://schema.org/"}
+    context |= {"cr": "http://mlcommons.org/croissant/", "rai": "http://mlcommons.org/croissant/RAI/"}
+    context |= {name: f"cr:{name}" for name in terms.split()} | {"dct": "http://purl.org/dc/terms/"}
+    context |= {"conformsTo": "dct:conformsTo", "data": {"@id": "cr:data", "@type": "@json"}}
+    return context | {"dataType": {"@id": "cr:dataType", "@type": "@vocab"}}
+
+
+def _type(hint: Any) -> str:
+    kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] or [hint]
+    return {int: "sc:Integer", float: "sc:Float", bool: "sc:Boolean"}.get(kinds[0], "sc:Text")
+
+
+def _environment(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+    """Of the first run that kept one."""
+    for run_id in dict.fromkeys(str(row.run_id) for row in rows):
+        path = Path(study.folder / "runs" / run_id / "environment.json")
+        if path.exists():
+            return read_object(path)
+    return {}
+
+
+def _hours(row: Row) -> float:
+    if not row.started or not row.ended:
+        return 0.0
+    return (datetime.fromisoformat(row.ended) - datetime.fromisoformat(row.started)).total_seconds() / 3600

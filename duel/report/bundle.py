@@ -1,0 +1,57 @@
+"""An archive for a repository that gives a DOI: records, report, their code, citation, licence and checksums."""
+
+import hashlib
+import io
+import os
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from duel import ROOT
+from duel.errors import UserError
+from duel.report import document
+from duel.report.study import Study
+
+BESIDE = ("CITATION.cff", "LICENSE")
+TIME = (1980, 1, 1, 0, 0, 0)  # of every member, so that the same records give the same archive
+
+
+def write(study: Study, folder: Path, say: Callable[[str], None]) -> Path:
+    """Write the report of ``study`` anew and ``folder``/duel-<name>.zip, and return its path.
+
+    Raises UserError where code and records are not of one commit that is here, or nothing can be written.
+    """
+    document.write([study], study.folder / "report", say)
+    commits = sorted({str(row.git_sha) for row in study.rows if row.git_sha})
+    members = {f"{study.name}/{path.relative_to(study.folder)}": path.read_bytes() for path in _files(study.folder)}
+    members |= {name: (ROOT / name).read_bytes() for name in BESIDE}
+    for commit in commits:
+        members[f"code-{commit[:12]}.tar"] = _code(commit)
+    sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(members.items()))
+    members["SHA256SUMS"] = sums.encode()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in sorted(members.items()):
+            archive.writestr(zipfile.ZipInfo(f"duel-{study.name}/{name}", TIME), data, zipfile.ZIP_DEFLATED)
+    path = folder / f"duel-{study.name}.zip"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(packed.getvalue())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    digest = hashlib.sha256(packed.getvalue()).hexdigest()
+    say(f"{os.path.relpath(path)}: {len(members)} files, {len(packed.getvalue()) / 1e6:.1f} MB, SHA-256 {digest}")
+    return path
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _code(commit: str) -> bytes:
+    """The code of a ``commit``, as git archives it."""
+    found = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
+    if found.returncode:
+        raise UserError(f"commit {commit}, which measured some of it, is not in this clone: 'git fetch --unshallow'?")
+    return found.stdout
