@@ -156,9 +156,9 @@ def report(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import state
     from duel.report import against, document, study
 
-    studies = [study.published(results, name) for name in args.name] or [study.measured(results)]
     if args.live and args.name:
         raise UserError("--live follows runs: it excludes --name")
+    studies = [study.published(results, name) for name in args.name] or [study.measured(results)]
     if args.against:
         if len(studies) > 1:
             raise UserError("--against compares one set with another: one --name is valid")

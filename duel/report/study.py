@@ -45,7 +45,7 @@ def published(results: Results, name: str) -> Study:
     folder = results.folder / "published" / name
     if not (folder / "results.csv").exists():
         there = sorted(path.parent.name for path in (results.folder / "published").glob("*/results.csv"))
-        raise UserError(f"--name: nothing is published as {name!r}; valid: {', '.join(there) or 'none yet'}")
+        raise UserError(f"nothing is published as {name!r}; valid: {', '.join(there) or 'none yet'}")
     return stored(name, folder)
 
 
