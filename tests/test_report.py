@@ -213,6 +213,21 @@ def test_the_page_opens_from_disk_and_draws_its_charts(
     shown.close()
 
 
+def test_the_page_is_also_a_deck_of_slides(results: Results, browser: Browser) -> None:
+    folder = written(results, publish(results, *planted()))
+    shown, wrong = opened(browser, folder / "index.html", 1600)
+    shown.locator("#deck").click()
+    assert not shown.locator("#points").is_visible()
+    heights = shown.locator(".panel").evaluate_all("panels => panels.map(panel => panel.offsetHeight)")
+    assert min(heights) >= 900
+    sheets = shown.pdf(prefer_css_page_size=True).count(b"/Type /Page\n")
+    assert sheets >= len(heights)
+    shown.locator("#deck").click()
+    assert shown.locator("#points").is_visible()
+    assert wrong == []
+    shown.close()
+
+
 def test_a_hostile_name_is_shown_as_it_is(results: Results, browser: Browser) -> None:
     folder = written(results, publish(results, point(1.5, device_name=HOSTILE)))
     shown, wrong = opened(browser, folder / "index.html", 800)
