@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-full check types envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean
-.PHONY: tools benchmark duel page-tools
+.PHONY: tools benchmark duel page-tools docs
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -91,6 +91,9 @@ lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versio
 
 benchmark: ## begin a new benchmark, both sides of it: make benchmark NAME=mlp_mixer
 	@$(or $(PYTHON),python3) -m duel.launch.skeleton '$(NAME)'
+
+docs: test-env ## the documentation with search and API pages, in docs/_build (opens from disk)
+	@$(python) -m sphinx --quiet --fail-on-warning --builder html docs docs/_build
 
 golden: test-env ## rewrite tests/golden and the columns in results/README.md from the code
 	@$(python) -m tests.golden.regenerate

@@ -1,4 +1,4 @@
-"""The results folder: who writes which file, and what a run's folder says.
+"""The results folder: who writes which file, and what a run's folder says::
 
     results/results.csv            derived from the row files; any process may rebuild it, readers see it whole
     results/parity/                certificates that both sides compute the same (duel.certificate)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from playwright.sync_api import Browser, sync_playwright
 from slurm_cluster import SlurmCluster, missing_programs
 
 from duel import variables
@@ -130,6 +131,19 @@ def needs(missing: list[str], target: str) -> None:
         if os.environ.get("CI"):
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
+
+
+CHROMIUM = "/usr/bin/chromium"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, without a window."""
+    needs([] if Path(CHROMIUM).exists() else ["chromium"], "page-tools")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import needs
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 from test_comparability import judged
 from test_sessions import session
 
@@ -27,7 +26,6 @@ from duel.report.study import Study
 from duel.results import Results
 from duel.table import write_rows
 
-CHROMIUM = "/usr/bin/chromium"
 HOSTILE = 'a</script><b>&_%\\$#{}~^"é\N{SNOWMAN}'
 FULL: dict[str, Any] = {"device_kind": "cpu", "device_name": "planted", "cpus": 2, "target": "local", "nodes": 1}
 FULL |= {"device_count": 1, "git_sha": "0" * 40, "git_dirty": False, "weights": "seed 0", "code_sha256": "c" * 64}
@@ -148,15 +146,6 @@ def test_several_devices_are_one_heat_map_and_nothing_is_averaged_over_them(resu
     text = (folder / "index.html").read_text()
     assert "one, mode default: of 1 points measured over sessions, JAX is faster at 1." in text
     assert "other, mode default: of 1 points measured over sessions, PyTorch is faster at 1." in text
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    needs([] if Path(CHROMIUM).exists() else ["chromium"], "page-tools")
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 def opened(browser: Browser, path: Path, width: int, **options: Any) -> tuple[Page, list[str]]:
