@@ -16,7 +16,8 @@ from duel.catalogue import BENCHMARKS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
-from duel.report import points, published
+from duel.report import markdown, points, published
+from duel.report.figure_data import label
 from duel.report.pairs import outcomes
 from duel.report.sessions import over_sessions
 from duel.results import Results
@@ -205,6 +206,10 @@ def test_the_tables_are_of_the_published_records() -> None:
         found = over_sessions(outcomes(read_rows(file)))
         assert points.read(file.parent / points.NAME) == points.lines(found)
         assert (file.parent / "README.md").read_text() == published.page(file.parent)
+        drawn = (file.parent / "ratios.svg").read_text()
+        for key in markdown.leading(points.lines(found), markdown.FIRST_POINTS):
+            line = next(iter(points.by_mode(points.lines(found))[key].values()))
+            assert line.ratio is None or f">{label(line)}<" in drawn, regenerate.REMEDY
         for outcome in found:
             assert outcome.row.benchmark in BENCHMARKS
             sides = [row for pair in outcome.pairs for row in pair]

@@ -83,7 +83,7 @@ def main(name: str) -> int:
         return 2
     print(f"wrote {files[0]} and {files[1]}, and an entry at the end of BENCHMARKS in {files[2]}")
     print(f"They run as they are: 'python main.py validate --benchmark {name}'")
-    print("Replace the network and the entry by yours; CONTRIBUTING.md, 'Add a benchmark', has the rules.")
+    print("Replace the network and the entry by yours; docs/add-a-benchmark.md has the rules.")
     return 0
 
 

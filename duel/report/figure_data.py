@@ -58,7 +58,7 @@ def _point(line: Line) -> Record:
     return values | {"point": label(line), "id": anchor(line)}
 
 
-def _ratios(outcome: Outcome, line: Line) -> Iterator[Record]:
+def ratio_records(line: Line) -> Iterator[Record]:
     """A record for each session; what is of the point is the same in all of them."""
     if line.ratio is None:
         return
@@ -182,7 +182,7 @@ def _median(rows: Sequence[Row], column: str) -> float | None:
 
 
 _MAKERS: dict[str, Callable[[Outcome, Line], Iterator[Record]]] = {
-    "ratios": _ratios,
+    "ratios": lambda outcome, line: ratio_records(line),
     "itself": _itself,
     "throughput": _throughput,
     "latency": _latency,

@@ -281,15 +281,15 @@ def _panel(layers: list[Chart], title: str, lines: int = 0) -> Chart:
     return alt.layer(*layers).properties(title=title, width=WIDTH, height=max(4 * LINE, LINE * lines) if lines else 220)
 
 
-def theme(chart: Chart) -> Chart:
-    """Letters and lines in the colour of the text around them."""
-    ink = dict.fromkeys(("labelColor", "titleColor"), "currentColor")
-    lines = dict.fromkeys(("domainColor", "tickColor"), "currentColor")
-    chart = chart.configure(font="DejaVu Sans, Liberation Sans, sans-serif", background="transparent")
-    chart = chart.configure_axis(**ink, **lines, gridOpacity=0.2, labelLimit=320)
-    chart = chart.configure_legend(**ink, orient="bottom", symbolOpacity=1, columns=3).configure_view(stroke=None)
-    chart = chart.configure_title(color="currentColor", anchor="start").configure_text(color="currentColor")
-    return chart.configure_rule(color="currentColor").configure_line(stroke="currentColor")
+def theme(chart: Chart, ink: str = "black", paper: str = "white") -> Chart:
+    """Letters and lines in ``ink``, which the page sets to the colour of its text."""
+    texts = dict.fromkeys(("labelColor", "titleColor"), ink)
+    lines = dict.fromkeys(("domainColor", "tickColor"), ink)
+    chart = chart.configure(font="DejaVu Sans, Liberation Sans, sans-serif", background=paper)
+    chart = chart.configure_axis(**texts, **lines, gridOpacity=0.2, labelLimit=320)
+    chart = chart.configure_legend(**texts, orient="bottom", symbolOpacity=1, columns=3).configure_view(stroke=None)
+    chart = chart.configure_title(color=ink, anchor="start").configure_text(color=ink)
+    return chart.configure_rule(color=ink).configure_line(stroke=ink)
 
 
 def whole(panels: Panels) -> Chart:

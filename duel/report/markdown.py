@@ -11,19 +11,21 @@ from duel.report.points import NOT_ALONE, SEVERAL, Line, against_itself, by_mode
 
 FEWEST_BENCHMARKS = 5  # that a mean is made of
 CARRIES = 0.1  # of the logarithm: by so much one benchmark may move a mean before it is named
-FIRST_LINES = 10  # of README
+FIRST_LINES, FIRST_POINTS = 5, 10  # of README's table, and of its figure
 
 
-def summary(points: Sequence[Line], link: str) -> str:
-    """The lines that a reader of README wants, as a Markdown table: a line a point, a column a mode."""
+def summary(points: Sequence[Line], folder: str) -> str:
+    """What a reader of README wants of the set in ``folder``: its figure, and a line a point with a column a mode."""
     found = by_mode(points)
     modes = sorted({mode for each in found.values() for mode in each})
-    first = sorted(found, key=lambda key: _weight(next(iter(found[key].values()))))[:FIRST_LINES]
+    first = leading(points, FIRST_LINES)
     return "\n".join(
         [
+            f"![JAX / PyTorch, with intervals]({folder}/ratios.svg)",
+            "",
             f"{where(points)} JAX's throughput as a multiple of PyTorch's, of pairs that are COMPARABLE, with its 95 %",
             f"interval over sessions, and who is faster. {len(first)} of {len(found)} points; the others, and what all",
-            f"stand on: [{link}]({link}).",
+            f"stand on: [{folder}]({folder}/README.md).",
             "",
             f"| benchmark | use case | batch | {' | '.join(modes)} |",
             f"|---|---|---|{'---|' * len(modes)}",
@@ -35,6 +37,12 @@ def summary(points: Sequence[Line], link: str) -> str:
             "",
         ]
     )
+
+
+def leading(points: Sequence[Line], most: int) -> list[tuple[object, ...]]:
+    """The keys of ``by_mode`` of the points that a reader wants first."""
+    found = by_mode(points)
+    return sorted(found, key=lambda key: _weight(next(iter(found[key].values()))))[:most]
 
 
 def _weight(line: Line) -> tuple[object, ...]:

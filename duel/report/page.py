@@ -80,7 +80,7 @@ def html(studies: Sequence[Study], tables: dict[str, list[Record]], refresh: int
             points_left_out=more if len(found) > len(shown) else "",
             sections=sections,
             specs={panel["id"]: panel["spec"] for figure in drawn for panel in figure["panels"]},
-            config=figures.theme(alt.Chart().mark_point()).to_dict()["config"],
+            config=figures.theme(alt.Chart().mark_point(), "currentColor", "transparent").to_dict()["config"],
             bundle=base64.b64encode(gzip.compress(_vega().encode(), mtime=0)).decode(),
         )
     )

@@ -169,5 +169,19 @@ def page(folder: Path) -> str:
 def summaries(results: Results) -> str:
     """What README says of all that is published."""
     files = sorted((results.folder / "published").glob(f"*/{points.NAME}"))
-    texts = (markdown.summary(points.read(file), f"results/published/{file.parent.name}/README.md") for file in files)
+    texts = (markdown.summary(points.read(file), f"results/published/{file.parent.name}") for file in files)
     return "\n".join(texts)
+
+
+def draw(folder: Path) -> None:
+    """README's figure of a published folder, ratios.svg."""
+    import pandas as pd  # which 'publish' does without
+
+    from duel.report import figure_data, figures
+
+    lines = points.read(folder / points.NAME)
+    found = points.by_mode(lines)
+    first = [line for key in markdown.leading(lines, markdown.FIRST_POINTS) for line in found[key].values()]
+    records = [record for line in first for record in figure_data.ratio_records(line)]
+    if records:
+        figures.whole(figures.ratios(pd.DataFrame(records))).save(str(folder / "ratios.svg"))

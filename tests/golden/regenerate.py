@@ -119,6 +119,7 @@ def main() -> None:
     results = Results(ROOT / "results")
     for rows in results.folder.glob("published/*/results.csv"):
         published.write_tables(rows.parent)
+        published.draw(rows.parent)
     front = ROOT / "README.md"
     front.write_text(between(front.read_text(), "results", published.summaries(results)))
 
