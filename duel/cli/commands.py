@@ -199,6 +199,13 @@ def bundle(args: argparse.Namespace, results: "Results") -> int:
     return 0
 
 
+def workspace(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import workspace
+
+    say(workspace.save(args.entity, args.project))
+    return 0
+
+
 def init(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import init
 

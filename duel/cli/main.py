@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from duel import ROOT
 from duel.arguments import Parser, Several, near, program
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, TRIAL, VALIDATE, WEAK
-from duel.cli import commands, topics
+from duel.cli import commands, records, topics
 from duel.errors import UserError
 from duel.modes import DEFAULT, WATERFALL
 from duel.options import (
@@ -149,34 +149,6 @@ def _validate_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="entry of cluster.yaml")
 
 
-def _publish_options(parser: Parser) -> None:
-    parser.add_argument("--name", required=True, metavar="NAME", help="of the folder, such as the device's")
-
-
-def _report_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--name", nargs="+", default=[], metavar="SET", help="published sets (default: what results.csv has)"
-    )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--against", metavar="SET", help="say what has changed since another set: its name, folder or commit"
-    )
-    how.add_argument("--live", action="store_true", help="write it again each half minute, until all runs have ended")
-
-
-def _reproduce_options(parser: Parser) -> None:
-    parser.add_argument("set", metavar="SET", help="name of a published set")
-    parser.add_argument("--point", nargs="+", default=[], metavar="ID", help="these of its points (default: all)")
-    parser.add_argument(
-        "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: as published)"
-    )
-    parser.add_argument("--dry_run", action="store_true", help="list points, commands and hours, start nothing")
-
-
-def _bundle_options(parser: Parser) -> None:
-    parser.add_argument("set", metavar="SET", help="name of a published set")
-
-
 def _doctor_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="check it by a short job")
 
@@ -250,10 +222,11 @@ COMMANDS = (
     Command("sync", "upload to Weights & Biases what jobs kept offline", commands.sync, _choosing("uploaded")),
     Command("collect", "bring results/results.csv up to date", commands.collect),
     Command("tune", "find the fastest switches of each side, for --mode tuned", commands.submit, _tune_options),
-    Command("publish", "copy paired results to results/published/NAME", commands.publish, _publish_options),
-    Command("report", "write a page, figures and tables to show", commands.report, _report_options),
-    Command("reproduce", "measure a published set again", commands.reproduce, _reproduce_options),
-    Command("bundle", "pack a published set for an archive with a DOI", commands.bundle, _bundle_options),
+    Command("publish", "copy paired results to results/published/NAME", commands.publish, records.publish),
+    Command("report", "write a page, figures and tables to show", commands.report, records.report),
+    Command("reproduce", "measure a published set again", commands.reproduce, records.reproduce),
+    Command("bundle", "pack a published set for an archive with a DOI", commands.bundle, records.bundle),
+    Command("workspace", "make a Weights & Biases workspace", commands.workspace, records.workspace),
     Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init),
     Command("doctor", "check the set-up and suggest fixes", commands.doctor, _doctor_options),
     Command("completion", "print a script that makes a shell complete these words", completion, _completion_options),
