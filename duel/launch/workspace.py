@@ -23,7 +23,7 @@ def build(entity: str, project: str) -> Any:
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports.v2 import interface as panels
 
-    def names(column: str) -> list[str]:
+    def names(column: str) -> list[Any]:
         return [f"{framework}/{column}" for framework in FRAMEWORKS]
 
     curves: list[Any] = [panels.LinePlot(title=title, x="step", y=names(column)) for column, title in CURVES.items()]
