@@ -23,21 +23,6 @@ from duel.report.points import Line
 from duel.report.study import Study
 
 MOST_POINTS = 200  # in the page; ratios.csv has the others
-TITLES = {
-    "ratios": "Ratios",
-    "devices": "Devices",
-    "itself": "Each framework beside itself",
-    "throughput": "Throughput",
-    "latency": "Latency",
-    "scaling": "Several devices",
-    "start": "Start-up",
-    "parts": "Parts of a training step",
-    "memory": "Memory",
-    "energy": "Energy",
-    "roofline": "Roofline",
-    "switches": "Switches",
-    "training": "Training loss",
-}
 # What would give a figure its data.
 HOW = {
     "ratios": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3",
@@ -60,7 +45,7 @@ def html(studies: Sequence[Study], tables: dict[str, list[Record]], refresh: int
     """The page of ``studies``, whose figures' data are in ``tables``; it loads itself again every so many seconds."""
     found = [one for study in studies for one in study.found]
     lines = [line for _, line in found]
-    drawn = [_figure(name, tables.get(name, [])) for name in TITLES]
+    drawn = [_figure(name, tables.get(name, [])) for name in prose.TITLES]
     names = sorted({line.device_name for line in lines})
     shown = found[:MOST_POINTS]
     more = f"The first {MOST_POINTS} of {len(found)} are here, the others in ratios.csv."
@@ -112,7 +97,14 @@ def _figure(name: str, records: list[Record]) -> dict[str, Any]:
     points = len({record["point"] for record in records})
     left_out = f"each panel has its first {figures.MOST} points" if points > figures.MOST else ""
     how = f"This would measure it: {HOW[name]}"
-    return {"name": name, "title": TITLES[name], "caption": caption, "panels": panels, "left_out": left_out, "how": how}
+    return {
+        "name": name,
+        "title": prose.TITLES[name],
+        "caption": caption,
+        "panels": panels,
+        "left_out": left_out,
+        "how": how,
+    }
 
 
 def _spoken(caption: str, panel: Any) -> str:

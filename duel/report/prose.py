@@ -1,23 +1,46 @@
 """What a report says in sentences, made of the verdicts."""
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from duel.catalogue import USE_CASES
-from duel.modes import MODES
+from duel.catalogue import FRAMEWORKS, USE_CASES
+from duel.modes import DEFAULT, MODES, TUNED
 from duel.report import appendix
 from duel.report.figure_data import label, work
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED
-from duel.report.points import Line, against_itself
+from duel.report.points import Line, against_itself, by_mode
 from duel.report.study import Study
 
+TITLES = {
+    "ratios": "Ratios",
+    "devices": "Devices",
+    "itself": "Each framework beside itself",
+    "throughput": "Throughput",
+    "latency": "Latency",
+    "scaling": "Several devices",
+    "start": "Start-up",
+    "parts": "Parts of a training step",
+    "memory": "Memory",
+    "energy": "Energy",
+    "roofline": "Roofline",
+    "switches": "Switches",
+    "training": "Training loss",
+}
+GAIN = 1.1  # of 'tuned' over 'default', from which it is worth a sentence
+NO_ADVICE = "None: no point was measured over three sessions."
 METHOD = """
 Each point is measured in pairs: a process of JAX and one of PyTorch, one after the other on the same device, in the
 order A B B A. A pair counts only if both processes proved that they computed the same, from the same weights, samples
 and precision. The ratio is the geometric mean over sessions, which lie an hour or more apart, with Student's t
 interval; what another session may show is its prediction interval. One framework is called faster if the interval
 excludes 1 and the ratio is beyond the noise floor.
+"""
+REFERENCES = """
+Student 1908 and Welch 1947 (intervals and changes); Holm 1979 (many points); Kendall 1938 and Mann 1945 (steady
+state); Barrett et al. 2017, doi:10.1145/3133876 (warm-up); Williams et al. 2009, doi:10.1145/1498765.1498785
+(roofline); Yang et al. 2024, arXiv:2312.02741 (energy of GPUs). docs/models.md has the benchmarks' sources.
 """
 LIMITS = """
 A ratio holds for the devices, versions and modes that stand beside it. Mode default is what a newcomer gets: PyTorch
@@ -59,6 +82,53 @@ def _of_mode(device: str, mode: str, lines: list[Line]) -> str:
     return text + (f" At {left} more there is no verdict." if left else "")
 
 
+def recommendations(lines: Sequence[Line]) -> list[str]:
+    """What follows from the figures, each sentence with the one that it follows from."""
+    texts = []
+    for device in dict.fromkeys(line.device_name for line in lines):
+        mine = [line for line in lines if line.device_name == device and line.another_low is not None]
+        mode = TUNED if any(line.mode == TUNED for line in mine) else DEFAULT
+        for name in dict.fromkeys(line.use_case for line in mine):
+            texts += _choice(device, [line for line in mine if line.use_case == name and line.mode == mode])
+        texts += [text for framework in FRAMEWORKS if (text := _tuning(device, framework, mine))]
+        short = [line.break_even_steps for line in mine if line.mode == mode and line.break_even_steps]
+        if short:
+            steps = f"{statistics.median(short):,.0f} steps (median; figure {TITLES['start']})"
+            text = f"at {len(short)} points the faster framework starts more slowly and is ahead only after {steps}"
+            texts.append(f"{device}, {mode}: {text}. Take the other for shorter runs.")
+    return texts
+
+
+def _choice(device: str, lines: Sequence[Line]) -> list[str]:
+    """Which framework to take for one use case, if one is faster at most points."""
+    if not lines:
+        return []
+    kinds = Counter(_kind(line) for line in lines)
+    name, count = max(((name, kinds[name]) for name in ("JAX", "PyTorch")), key=lambda one: one[1])
+    where = f"{work(lines[0])} on {device}, {lines[0].mode}"
+    if count > 2 * len(lines) / 3:
+        return [f"{where}: {name}, which is faster at {count} of {len(lines)} points (figure {TITLES['ratios']})."]
+    return [f"{where}: neither leads throughout; choose by benchmark (figure {TITLES['ratios']})."]
+
+
+def _tuning(device: str, framework: str, lines: Sequence[Line]) -> str:
+    """What 'tuned' is worth to a framework."""
+    rates = [
+        (getattr(modes[DEFAULT], f"{framework}_throughput"), getattr(modes[TUNED], f"{framework}_throughput"))
+        for modes in by_mode(lines).values()
+        if DEFAULT in modes and TUNED in modes
+    ]
+    gains = [tuned / default for default, tuned in rates if default and tuned]
+    pays = [gain for gain in gains if gain > GAIN]
+    if not pays:
+        return ""
+    name = {"jax": "JAX", "pytorch": "PyTorch"}[framework]
+    return (
+        f"{name} on {device}: turn its switches; mode tuned is more than {GAIN - 1:.0%} faster than default at "
+        f"{len(pays)} of {len(gains)} points, {max(pays):.3g} times at most (figure {TITLES['ratios']})."
+    )
+
+
 def _kind(line: Line) -> str:
     if line.verdict.endswith(FASTER):
         return line.verdict.removesuffix(f" {FASTER}")
@@ -81,9 +151,12 @@ def sections(studies: Sequence[Study]) -> list[dict[str, Any]]:
         for number, use_case in USE_CASES.items()
         if any(line.use_case == use_case.name for study in studies for line in study.lines)
     )
+    advice = recommendations([line for study in studies for line in study.lines])
     method = [METHOD, f"Use cases: {use_cases}."]
     return [
         {"id": "method", "title": "Method", "paragraphs": method},
+        {"id": "recommendations", "title": "Recommendations", "paragraphs": advice or [NO_ADVICE]},
         {"id": "limits", "title": "Limits", "paragraphs": [LIMITS]},
+        {"id": "references", "title": "References", "paragraphs": [REFERENCES]},
         {"id": "artifact", "title": "Artifact", "paragraphs": appendix.paragraphs(studies)},
     ]
