@@ -55,11 +55,11 @@ class Row:
 
     run_id: str | None = column("one execution of one script; the folder results/runs/<run_id>")
     row: int | None = column("number of the row within its run, from 0")
-    cell: str | None = column("hash of what is measured; equal cells are repeats of each other")
-    pair: str | None = column("the same hash without the framework; equal pairs may be set side by side")
-    group: str | None = column("what both sides of a pair have in common, through all attempts")
-    point: int | None = column("number of the planned point within its run: batch size, product, devices")
-    attempt: int | None = column("which attempt at this job this is, from 1")
+    cell: str | None = column("hash of what is measured; rows with equal cells are repeats")
+    pair: str | None = column("the same hash without the framework; rows with equal values may be compared")
+    group: str | None = column("shared by both sides of a pair, through all attempts")
+    point: int | None = column("index of the planned point within its run: batch size, product, devices")
+    attempt: int | None = column("number of this attempt at the job, from 1")
     user: str | None = column("login name that started the run")
     framework: str | None = column("jax or pytorch")
     framework_version: str | None = column("version of the framework in the measured process")
@@ -68,71 +68,73 @@ class Row:
     use_case: int | None = column("number in the catalogue")
     target: str | None = column("entry of cluster.yaml")
     host: str | None = column("machine that ran the row")
-    device_name: str | None = column("as the device calls itself")
-    device_kind: str | None = column("cpu, gpu, tpu or mps; found by the job, never typed")
-    device_count: int | None = column("devices the row computed on")
-    nodes: int | None = column("machines that these devices are on")
-    scaling: str | None = column("what stays the same as devices are added: weak, each one's batch; strong, all of it")
-    device_id: str | None = column("which device it is: UUID of a GPU, numbers of the CPUs that may be used")
+    device_name: str | None = column("name that the device reports")
+    device_kind: str | None = column("cpu, gpu, tpu or mps, as found by the job")
+    device_count: int | None = column("devices that the row computed on")
+    nodes: int | None = column("machines that these devices are in")
+    scaling: str | None = column("weak: the batch per device stays the same; strong: the total batch")
+    device_id: str | None = column("identity of the device: a GPU's UUID, or the numbers of the usable CPUs")
     cpus: int | None = column("CPUs that the process may use")
     mig: bool | None = column("whether the device is a slice of a GPU")
     driver: str | None = column("version of the accelerator's driver")
-    mode: str | None = column("named set of switches, and those that are turned by name")
-    switches: str | None = column("every switch that this side has for this, and its value")
-    tuning: str | None = column("how the switches of mode tuned were found, or why nobody searched for them")
-    proofs: str | None = column("what shows that each of them was in force; 'as passed' where nothing does")
+    mode: str | None = column("named set of switches, with those turned individually")
+    switches: str | None = column("every switch that applies to this side, with its value")
+    tuning: str | None = column("which search the switches of mode tuned come from, or why there was none")
+    proofs: str | None = column("evidence that each switch was in force; 'as passed' where nothing observable shows it")
     variables: str | None = column(
-        "environment variables of the process that frameworks or their libraries obey: the target's, and unnamed ones",
+        "environment variables that frameworks or their libraries obey, set by the target or by something unnamed",
         "JSON",
     )
     rung: int | None = column(
-        "attempts that XLA's autotuner has crashed before, each with less of it switched on; the last is handicapped"
+        "retries after crashes of XLA's autotuner, each with less autotuning; the last is handicapped"
     )
     execution: str | None = column(
-        "how the framework ran the step: jit, eager, compiled (torch.compile), or lazy (recorded, then compiled)"
+        "how the framework ran the step: jit, eager, compiled (torch.compile) or lazy (recorded, then compiled)"
     )
     precision: str | None = column("precision policy")
-    canary: str | None = column("how far four products are from float64, relative to it: what the policy really was")
+    canary: str | None = column(
+        "errors of four operations relative to float64, which show the precision that was in force"
+    )
     preset: str | None = column("measurement protocol")
     size: str | None = column("size of the benchmark")
     batch_size: int | None = column("samples per step over all devices", "samples")
-    product: str | None = column("what is made of the per-sample gradients")
-    microbatch: int | None = column("samples whose gradients are made at once on a device", "samples")
-    repeat: int | None = column("which repeat of its cell within the run, from 0")
-    repeats: int | None = column("how many repeats of its cell the run has planned")
-    dataset: str | None = column("where the samples came from; 'synthetic' is N(0,1) noise")
-    seed: int | None = column("of weights and data")
+    product: str | None = column("what is computed from the per-sample gradients")
+    microbatch: int | None = column("samples whose gradients are computed at once on a device", "samples")
+    repeat: int | None = column("index of this repeat of its cell within the run, from 0")
+    repeats: int | None = column("planned repeats of its cell in the run")
+    dataset: str | None = column("source of the samples; 'synthetic' is N(0,1) noise")
+    seed: int | None = column("seed of weights and data")
     parameters: int | None = column("trainable parameters of the model")
-    weights: str | None = column("where the initial weights came from: 'seed <n>' or the file")
-    weights_sha256: str | None = column("of the initial weights")
-    data_sha256: str | None = column("of all samples, in order")
-    packages_sha256: str | None = column("of the names and versions of all packages in the framework's environment")
-    code_sha256: str | None = column("of what decides what both sides compute: models, training, layers, sizes")
-    proved: str | None = column(
-        "what of this row its own process has proved or recorded for the comparison, and what it could not"
+    weights: str | None = column("source of the initial weights: 'seed <n>' or a file")
+    weights_sha256: str | None = column("hash of the initial weights")
+    data_sha256: str | None = column("hash of all samples, in order")
+    packages_sha256: str | None = column(
+        "hash of the names and versions of all packages in the framework's environment"
     )
-    evidence_sha256: str | None = column("of what its program computed from known weights, before and after the clock")
-    waited_seconds: float | None = column(
-        "fastest of three to ten steps, the result of each waited for on the host", "s"
+    code_sha256: str | None = column(
+        "hash of the code that determines what both sides compute: models, training, layers, sizes"
     )
-    proof_seconds: float | None = column("time that the proof of this row took, outside what is timed", "s")
-    parity: str | None = column("whether a float64 certificate holds for this code; if not, why")
+    proved: str | None = column("what this row's process proved or recorded for the comparison, and what it could not")
+    evidence_sha256: str | None = column(
+        "hash of what the program computed from known weights, before and after the clock"
+    )
+    waited_seconds: float | None = column("fastest of three to ten steps whose result was fetched to the host", "s")
+    proof_seconds: float | None = column("time that the row's proof took, outside what is timed", "s")
+    parity: str | None = column("whether a float64 certificate covers this code; if not, why")
     comparable: str | None = column(
-        "COMPARABLE with the other side's row of the same pair and repeat, or in what it is not"
+        "COMPARABLE with the other side's row of the same pair and repeat, or the fields that differ"
     )
     status: str | None = column("one of: " + ", ".join(STATES))
-    cause: str | None = column("why it is not finished, in words")
-    why: str | None = column("the kind of that reason, such as 'input', 'code' or 'out of memory'")
-    partial: str | None = column("of a row that ended early: on how much of the measurement its figures stand")
-    steady: bool | None = column("whether blocks showed no trend when the warm-up ended")
+    cause: str | None = column("why it did not finish, in words")
+    why: str | None = column("kind of that reason, such as 'input', 'code' or 'out of memory'")
+    partial: str | None = column("for a row that ended early: how much of the measurement its figures cover")
+    steady: bool | None = column("whether blocks showed no trend at the end of the warm-up")
     warmup_steps: int | None = column("steps before the first timed one", "steps")
-    iterations: int | None = column("timed steps, of all blocks", "steps")
-    blocks: int | None = column(
-        "blocks that the step times are told of: the n of their statistics; below 2 they are none"
-    )
-    left_out_blocks: int | None = column("timed blocks that are left out of them")
-    left_out: str | None = column("why: throttled, or others on the device")
-    outliers: int | None = column("blocks beyond Tukey's fences, 1.5 interquartile ranges; none is left out for that")
+    iterations: int | None = column("timed steps over all blocks", "steps")
+    blocks: int | None = column("timed blocks in the step-time statistics (n); fewer than 2 give none")
+    left_out_blocks: int | None = column("timed blocks excluded from these statistics")
+    left_out: str | None = column("why they were excluded: throttling, or others on the device")
+    outliers: int | None = column("blocks beyond Tukey's fences (1.5 interquartile ranges); never excluded")
     steps_per_block: int | None = column("steps between two synchronisations", "steps")
     step_seconds_mean: float | None = column("mean over blocks of the block's time per step", "s")
     step_seconds_std: float | None = column("standard deviation over blocks (n - 1)", "s")
@@ -141,64 +143,71 @@ class Row:
     throughput: float | None = column("batch size / median step time; unit in throughput_unit")
     throughput_unit: str | None = column("unit of throughput")
     forward_seconds: float | None = column(
-        "median over blocks of the loss alone, in training and with nothing kept for a backward pass", "s"
+        "median over blocks of the training loss alone, with nothing kept for a backward pass", "s"
     )
-    gradient_seconds: float | None = column("the same of forward and backward pass, without the optimizer", "s")
-    latency_calls: int | None = column("calls that were synchronised one by one: the n of the latencies", "calls")
+    gradient_seconds: float | None = column("the same for forward and backward pass, without the optimizer", "s")
+    latency_calls: int | None = column("calls synchronised one by one (n of the latencies)", "calls")
     latency_seconds_mean: float | None = column("mean over these calls", "s")
     latency_seconds_std: float | None = column("standard deviation over these calls (n - 1)", "s")
     latency_seconds_p50: float | None = column("median over these calls", "s")
     latency_seconds_p95: float | None = column("95th percentile over these calls", "s")
     latency_seconds_p99: float | None = column("99th percentile, from 1,000 calls on", "s")
     scaling_efficiency: float | None = column(
-        "throughput / (devices x throughput on one of them, a row of the same run)", "share of 1"
+        "throughput / (devices x throughput of one device in the same run)", "share of 1"
     )
     collective_seconds: float | None = column(
-        "median of one all-reduce of as many numbers as the step's, alone and not overlapped", "s"
+        "median of a single all-reduce of as many numbers as the step's, not overlapped", "s"
     )
     compile_seconds: float | None = column("ahead-of-time trace, lower and compile of the step, caches empty", "s")
-    trace_seconds: float | None = column("of it, or of the first step: to the framework's own program", "s")
-    lower_seconds: float | None = column("of it: from there to the compiler's input", "s")
-    backend_seconds: float | None = column("of it, or of the first step: the compiler", "s")
+    trace_seconds: float | None = column(
+        "part of compilation, or of the first step: up to the framework's own program", "s"
+    )
+    lower_seconds: float | None = column("part of compilation: from there to the compiler's input", "s")
+    backend_seconds: float | None = column("part of compilation, or of the first step: the compiler", "s")
     first_step_seconds: float | None = column("the first synchronised step, after compile_seconds if there is one", "s")
     cold_start_seconds: float | None = column("compilation and first step, caches empty", "s")
-    warm_start_seconds: float | None = column("the same again in this process, with what the caches have kept", "s")
+    warm_start_seconds: float | None = column("the same again in this process, with the caches on disk", "s")
     peak_memory_bytes: int | None = column("peak memory of the measured process; kind in peak_memory_kind", "B")
     peak_memory_kind: str | None = column("what peak_memory_bytes counts")
-    planned_bytes: int | None = column("what the compiled step plans to have at once", "B")
-    reserved_bytes: int | None = column("peak of what the framework's allocator has taken from the device", "B")
-    device_process_bytes: int | None = column("what NVML counts for this process", "B")
+    planned_bytes: int | None = column("memory that the compiled step plans to use at once", "B")
+    reserved_bytes: int | None = column("peak memory that the framework's allocator reserved on the device", "B")
+    device_process_bytes: int | None = column("memory that NVML reports for this process", "B")
     host_peak_bytes: int | None = column("peak resident memory of this process on the host", "B")
     throughput_per_gb: float | None = column("throughput / (device_count * peak in GB)", "throughput_unit per GB")
     joules_per_item: float | None = column("energy over the timed blocks / samples", "J")
-    mean_watts: float | None = column("the same / time", "W")
-    idle_watts: float | None = column("within the second before anything began", "W")
+    mean_watts: float | None = column("energy over the timed blocks / time", "W")
+    idle_watts: float | None = column("power in the second before work began", "W")
     energy_source: str | None = column("NVML (the GPU) or RAPL (the CPU packages, with all that runs on them)")
-    clock_mhz: float | None = column("of the device, median over blocks", "MHz")
-    clock_mhz_lowest: float | None = column("of the device, the lowest at the end of a block", "MHz")
-    temperature_celsius: float | None = column("of the device, the highest at the end of a block", "degrees C")
-    foreign_load: float | None = column("time that others took of the usable CPUs, mean over blocks", "share of 1")
-    ecc_errors: int | None = column("uncorrected ones since the driver was loaded")
-    step_flops: int | None = column("FLOP of a step by the analytic table, two for each multiply-add", "FLOP")
-    matmul_flops_per_second: float | None = column("of a large matrix product in this precision, here", "FLOP/s")
-    copy_bytes_per_second: float | None = column("of a large array that is added to in place, here", "B/s")
-    mfu: float | None = column(
-        "step_flops / step_seconds_p50 / matmul_flops_per_second; of a pair the higher one of both sides", "share of 1"
+    clock_mhz: float | None = column("device clock, median over blocks", "MHz")
+    clock_mhz_lowest: float | None = column("lowest device clock at the end of a block", "MHz")
+    temperature_celsius: float | None = column("highest device temperature at the end of a block", "degrees C")
+    foreign_load: float | None = column(
+        "share of the usable CPUs' time taken by others, mean over blocks", "share of 1"
     )
-    arithmetic_intensity: float | None = column("step_flops / the fewest bytes that a step can move", "FLOP/B")
-    bound: str | None = column("which of both ceilings is nearer at that intensity: compute or memory")
-    learning_rate: float | None = column("of the optimizer, at this batch size")
-    loss_first: float | None = column("training loss of step 1")
-    loss_last: float | None = column("training loss of step loss_steps; with synthetic data, of the batch of step 1")
-    loss_steps: int | None = column("the opening steps that both sides take alike", "steps")
+    ecc_errors: int | None = column("uncorrected memory errors since the driver was loaded")
+    step_flops: int | None = column("FLOPs of a step by the analytic table, two per multiply-add", "FLOP")
+    matmul_flops_per_second: float | None = column(
+        "rate of a large matrix product in this precision on this device", "FLOP/s"
+    )
+    copy_bytes_per_second: float | None = column("bandwidth of adding to a large array in place on this device", "B/s")
+    mfu: float | None = column(
+        "step_flops / step_seconds_p50 / matmul_flops_per_second; both sides of a pair use the higher ceiling",
+        "share of 1",
+    )
+    arithmetic_intensity: float | None = column("step_flops / fewest bytes that a step can move", "FLOP/B")
+    bound: str | None = column("roofline bound: compute or memory")
+    learning_rate: float | None = column("learning rate of the optimizer at this batch size")
+    loss_first: float | None = column("training loss of the first step")
+    loss_last: float | None = column("training loss of step loss_steps; with synthetic data, of the first step's batch")
+    loss_steps: int | None = column("opening steps, the same on both sides", "steps")
     accuracy: float | None = column("held-out accuracy after loss_steps steps", "share of 1")
     started: str | None = column("start of the row's process", "UTC, ISO 8601")
     ended: str | None = column("end of the row's process", "UTC, ISO 8601")
     git_sha: str | None = column("commit of the code that ran")
-    git_dirty: bool | None = column("whether tracked files, cluster.yaml aside, differed from that commit")
-    script: str | None = column("whether the script was as rendered, or edited by hand")
-    slurm_job_id: str | None = column("the Slurm job, if there was one")
-    restarts: int | None = column("how often Slurm had put the job back into its queue before")
+    git_dirty: bool | None = column("whether tracked files other than cluster.yaml differed from that commit")
+    script: str | None = column("whether the script was as rendered or edited by hand")
+    slurm_job_id: str | None = column("Slurm job, if any")
+    restarts: int | None = column("how often Slurm had requeued the job")
     missing: dict[str, str] = field(default_factory=dict, metadata={"meaning": "why a column is empty", "unit": "JSON"})
 
     def replace(self, **changes: Any) -> "Row":

@@ -43,7 +43,7 @@ SAID_BY_SQUEUE = {
     "node-is-down": (
         WAITING,
         "",
-        f"waits for nodes that are down, drained or reserved, maybe for ever: see 'sinfo -R' ({NODE_IS_DOWN})",
+        f"waits for nodes that are down, drained or reserved, maybe forever: see 'sinfo -R' ({NODE_IS_DOWN})",
     ),
     "nodes-are-down": (
         WAITING,

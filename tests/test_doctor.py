@@ -51,7 +51,7 @@ def test_a_complete_checkout_has_nothing_to_mend(main: Main) -> None:
     asked = main("doctor")
     assert asked.returncode == 0, asked.stdout + asked.stderr
     assert "FAIL" not in asked.stdout
-    assert asked.stdout.splitlines()[-1].endswith(", 0 to mend")
+    assert asked.stdout.splitlines()[-1].endswith(", 0 to fix")
     assert "jax on local, cpu: 1 x " in asked.stdout
     assert "pytorch on local, cpu: 1 x " in asked.stdout
 
@@ -163,7 +163,7 @@ def test_an_interpreter_of_a_slurm_target_that_is_not_here_is_left_open() -> Non
     for python in ("/no/such/python", "no/such/python", "no-such-python"):
         (found,) = interpreters({"jax": python}, scheduler="slurm")
         assert found.level == WARN
-        assert "cannot be told" in found.found
+        assert "is unknown" in found.found
 
 
 def test_a_slurm_target_that_asks_for_gpus_wants_a_cuda_build(tmp_path: Path) -> None:

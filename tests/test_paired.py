@@ -20,7 +20,7 @@ from duel.states import FAILED, FINISHED
 from duel.table import merge
 
 # What a busy machine may add to a verdict; on a quiet one nothing of it is there.
-LOAD = ("left_out_blocks (", "not told: ", "foreign_load (", "steady (", "waited_seconds (")
+LOAD = ("left_out_blocks (", "not reported: ", "foreign_load (", "steady (", "waited_seconds (")
 
 
 def job(**more: Any) -> Job:

@@ -1,4 +1,4 @@
-"""What Slurm refuses for ever, what it refuses for now, and when it does not answer: each on a real Slurm.
+"""What Slurm refuses forever, what it refuses for now, and when it does not answer: each on a real Slurm.
 
 This one's limits of accounts and qualities of service hold.
 """
@@ -144,7 +144,7 @@ def test_a_controller_that_hangs_has_refused_nothing(site: Site) -> None:
     driver = site.popen("main.py", *MNIST, "--framework", "jax")
     assert driver.stdout is not None
     said = ""
-    while "cannot be told: Slurm did not answer" not in said:
+    while "unknown: Slurm did not answer" not in said:
         line = driver.stdout.readline()
         assert line, said
         said += line

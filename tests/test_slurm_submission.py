@@ -171,7 +171,7 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
         ("--constraint=warp", "Invalid feature specification"),
         ("--mem=9000G", "Requested node configuration is not available"),
         ("--time=soon", "Invalid --time specification"),
-        ("--time=5-00", "would wait for ever: partition cpu allows 02:00:00"),
+        ("--time=5-00", "would wait forever: partition cpu allows 02:00:00"),
         ("--gpu-per-node=1", "unrecognized option '--gpu-per-node=1'"),
         ("--reservation=mine", "Requested reservation is invalid"),
     ],

@@ -286,7 +286,7 @@ def test_a_throttled_block_is_in_the_record_and_not_in_the_row_s_figures(
     assert work.items == 8 * (row.iterations or 0) == 8 * sum(record["steps"] for record in records)
     words = f"{len(bad)} throttled (power brake)" if bad else "none is"
     told = row.left_out if bad else row.missing["left_out"]
-    assert told == f"{words}; not told: other processes (NVML: Unknown Error)"
+    assert told == f"{words}; not reported: other processes (NVML: Unknown Error)"
     warned = f"warning: {len(bad)} of 50 blocks are left out: {words}" in capsys.readouterr().out
     assert warned == bool(bad)
 

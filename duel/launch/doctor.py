@@ -1,4 +1,4 @@
-"""Is everything here that is needed, and how to mend what is not. Stays off the network; only ``prove`` starts jobs."""
+"""Is everything here that is needed, and how to fix what is not. Stays off the network; only ``prove`` starts jobs."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ OK, WARN, FAIL = "ok", "warn", "FAIL"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ``remedy`` says how to mend what is not ``OK``."""
+    """One line of the report. ``remedy`` says how to fix what is not ``OK``."""
 
     level: str
     what: str
@@ -52,7 +52,7 @@ def run(cluster: Cluster, results: Results) -> int:
     for finding in findings(cluster, results):
         counts[finding.level] += 1
         terminal.say(str(finding))
-    terminal.say(f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} to mend")
+    terminal.say(f"{counts[OK]} ok, {counts[WARN]} to look at, {counts[FAIL]} to fix")
     return 1 if counts[FAIL] else 0
 
 
@@ -134,7 +134,7 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
     what = f"{framework} on {name}"
     if target.scheduler == "slurm" and shutil.which(ROOT / python if "/" in python else python) is None:
         remedy = f"if the compute nodes have it, all is well; else 'make {framework}-env', or set {where}"
-        yield Finding(WARN, what, f"no interpreter {python!r} here; whether the nodes have it cannot be told", remedy)
+        yield Finding(WARN, what, f"no interpreter {python!r} here; whether the nodes have it is unknown", remedy)
         return
     try:
         version = local.check_interpreter(python, framework, where)
@@ -256,7 +256,7 @@ def _data(dataset: str, target: Target, where: str) -> Finding:
     try:
         return Finding(OK, f"data, {dataset}", datasets.check(dataset, ROOT / target.data))
     except (ValueError, OSError) as error:
-        remedy = f"mend these files, or move them all away, for there is a stand-in ({where})"
+        remedy = f"fix these files, or move them all away, for there is a stand-in ({where})"
         return Finding(FAIL, f"data, {dataset}", str(error), remedy)
 
 

@@ -55,7 +55,7 @@ def wandb_key() -> str:
 
 
 def open_key_file() -> str:
-    """What is wrong with a file of keys that others can read, and how to mend it; empty if nothing is."""
+    """What is wrong with a file of keys that others can read, and how to fix it; empty if nothing is."""
     path = _netrc()
     try:
         mode = path.stat().st_mode
@@ -100,7 +100,7 @@ def forecast(job: Job, text: str, cluster: Cluster, silence: str = "") -> Foreca
     """Ask ``sbatch --test-only`` about the script ``text`` of ``job``, and set its limits against the partition's.
 
     Where ``silence`` has words, Slurm gave no answer a moment ago and is not asked. Raises UserError, with sbatch's
-    words and the line of cluster.yaml behind them, for what Slurm would refuse for ever, or take and never start, and
+    words and the line of cluster.yaml behind them, for what Slurm would refuse forever, or take and never start, and
     where sbatch does not know whom to ask.
     """
     target = cluster.targets[job.target].for_job(job)
@@ -116,11 +116,11 @@ def forecast(job: Job, text: str, cluster: Cluster, silence: str = "") -> Foreca
             )
         if code and refusal.is_silence(words):
             said.append(f"Slurm did not answer: {words}; the jobs are sent all the same, once it does")
-            return Forecast(_asks(lines), "cannot be told: Slurm did not answer", said, silence=words)
+            return Forecast(_asks(lines), "unknown: Slurm did not answer", said, silence=words)
         partitions = _of(lines, _partitions())
         names = [partition["PartitionName"] for partition in partitions]
         if code:
-            start = "cannot be told"
+            start = "unknown"
             said.append(_refused(job, text, words, target, cluster, names))
         else:
             start = _start(words)
@@ -164,7 +164,7 @@ def _refused(job: Job, text: str, words: str, target: Target, cluster: Cluster, 
 
 
 def _limits(job: Job, lines: list[str], mine: list[dict[str, str]], cluster: Cluster) -> list[str]:
-    """What the partitions' own limits say of a script with ``lines``. Raises UserError where it would wait for ever."""
+    """What the partitions' own limits say of a script with ``lines``. Raises UserError where it would wait forever."""
     said = []
     if mine and all(partition["State"] != "UP" for partition in mine):
         said.append(f"partition {mine[0]['PartitionName']} is {mine[0]['State']}: the job waits until that changes")
@@ -173,7 +173,7 @@ def _limits(job: Job, lines: list[str], mine: list[dict[str, str]], cluster: Clu
         option, why = blocks[0]
         line = next(line for line in reversed(lines) if option in directives.names(line))
         where = cluster.where(job, line) or "added by Duel"
-        problem = f"{job.stem}.sh would wait for ever: {why}; {where}: {line}"
+        problem = f"{job.stem}.sh would wait forever: {why}; {where}: {line}"
         if directives.value(lines, "--qos") is None:
             raise UserError(problem)
         said.append(f"{problem} (unless the QOS lifts that)")

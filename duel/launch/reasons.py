@@ -85,8 +85,8 @@ _PENDING = {
     "Prolog": (WAITING, "its nodes are being made ready"),
     "Licenses": (WAITING, "waits for a licence"),
     "Reservation": (WAITING, "waits for its reservation"),
-    "ReqNodeNotAvail": (WAITING, "waits for nodes that are down, drained or reserved, maybe for ever: see 'sinfo -R'"),
-    "NodeDown": (WAITING, "waits for a node that is down, maybe for ever: see 'sinfo -R'"),
+    "ReqNodeNotAvail": (WAITING, "waits for nodes that are down, drained or reserved, maybe forever: see 'sinfo -R'"),
+    "NodeDown": (WAITING, "waits for a node that is down, maybe forever: see 'sinfo -R'"),
     "FrontEndDown": (WAITING, "waits for a front end that is down"),
     "Constraints": (WAITING, "waits for nodes that have all it asks for"),
     "Cleaning": (WAITING, "is being cleaned up before it runs again"),
@@ -136,7 +136,7 @@ _PENDING_LIKE = (
     (
         r"Assoc|QOS|Max\w+PerAccount|AccountingPolicy",
         WAITING,
-        "waits until others of its user or group have ended; for ever, if this job alone is over the limit",
+        "waits until others of its user or group have ended; forever, if this job alone is over the limit",
     ),
     ("", WAITING, "waits"),
 )

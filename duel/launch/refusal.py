@@ -1,4 +1,4 @@
-"""What sbatch's words mean where it takes no job: is that for ever, for now, or no answer at all?
+"""What sbatch's words mean where it takes no job: is that forever, for now, or no answer at all?
 
 Each pattern was seen on Slurm 22.05, or stands in its src/common/slurm_errno.c and src/sbatch/. A word that none of
 them has decides nothing.

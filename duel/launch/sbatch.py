@@ -169,7 +169,7 @@ def look_up(run: Run, since: float, patient: bool) -> str:
             return ""
         if not answer.controller and time.time() > deadline:
             notes = "; ".join(answer.notes)
-            raise UserError(f"{run.id}: whether it went in cannot be told, {notes}; the same command looks again")
+            raise UserError(f"{run.id}: whether it was submitted is unknown, {notes}; the same command looks again")
         answered = answer.controller
         time.sleep(SETTLING_SECONDS)
 

@@ -150,7 +150,7 @@ def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list
         if path.exists() and script_state(path.read_text(errors="replace")) == EDITED:
             kept = path.with_suffix(".edited.sh")
             path.replace(kept)
-            say(f"{path.name} was edited by hand: kept as {kept.name}, and rendered anew")
+            say(f"{path.name} was edited by hand: kept as {kept.name}, and rendered again")
         write_atomically(path, text)
         path.chmod(0o755)
     return paths

@@ -56,7 +56,7 @@ def find_device(m: Measurement) -> Columns:
         "device_id": m.watch.device_id,
         "missing": {
             "driver": "NVML does not say" if device.kind == "gpu" else f"a {device.kind} device has none to ask",
-            "device_id": m.watch.missing.get("device_id", "not told"),
+            "device_id": m.watch.missing.get("device_id", "not reported"),
         },
     }
 
@@ -179,7 +179,7 @@ def first_step(m: Measurement) -> Columns:
     clock.samples(m.work, m.row.batch_size or 0)
     m.proved.append(f"{m.row.batch_size} samples a step")
     found: Columns = dict.fromkeys(("trace_seconds", "lower_seconds", "backend_seconds")) | m.work.compile_times()
-    why = "nothing to compile" if m.work.execution == "eager" else f"{m.work.execution}: not told apart"
+    why = "nothing to compile" if m.work.execution == "eager" else f"{m.work.execution}: not reported separately"
     found["missing"] = {name: why for name, stage in found.items() if stage is None}
     if m.work.execution != "eager":
         found["cold_start_seconds"] = (m.row.compile_seconds or 0.0) + seconds

@@ -25,7 +25,7 @@ from duel import variables
 from duel.measure import probes
 from duel.results import Run
 
-# A container may have to be unpacked on each node first; but nobody waits for ever.
+# A container may have to be unpacked on each node first; but nobody waits forever.
 GATHER_SECONDS = probes.seconds("DUEL_GATHER_SECONDS", 180.0)
 ALIVE_SECONDS, SILENT_SECONDS = 5.0, 30.0
 CONNECT_SECONDS = 5.0

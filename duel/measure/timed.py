@@ -94,7 +94,7 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
     # Of fewer than two what follows still needs a time, of all; the number of blocks says that it is no figure.
     figures: Columns = timing.summary(kept if len(kept) >= 2 else blocks, batch_size) | {"blocks": len(kept)}
     figures["iterations"] = sum(block.steps for block in blocks)
-    unknown = f"; not told: {watch.untold}" if watch.untold else ""
+    unknown = f"; not reported: {watch.untold}" if watch.untold else ""
     figures |= {"left_out": why + unknown if why else None, "missing": {"left_out": f"none is{unknown}"}}
     return figures | {"left_out_blocks": len(without)}
 
