@@ -44,7 +44,7 @@ _GPU = ("gpu",)
 SWITCHES: tuple[Switch, ...] = (
     *(
         Switch(
-            *("threads", framework, "CPUs that the process may use", "affinity of the process"),
+            *("threads", framework, "CPUs the process may use", "affinity of the process"),
             values=("all",),
             counts=True,
             device_kinds=("cpu",),
@@ -53,7 +53,7 @@ SWITCHES: tuple[Switch, ...] = (
         for framework in FRAMEWORKS
     ),
     *(
-        Switch("deterministic", framework, "kernels that give the same bits again", "bits of a repeat", searched=False)
+        Switch("deterministic", framework, "kernels that reproduce the same bits", "bits of a repeat", searched=False)
         for framework in FRAMEWORKS
     ),
     Switch("compile", "pytorch", "torch.compile of the step", "Dynamo's graphs", device_kinds=("cpu", "gpu", "mps")),
@@ -67,7 +67,7 @@ SWITCHES: tuple[Switch, ...] = (
         device_kinds=("cpu", "gpu"),
         modules=(TRAINING,),
     ),
-    Switch("cudnn_benchmark", "pytorch", "cuDNN tries its algorithms", AS_PASSED, device_kinds=_GPU),
+    Switch("cudnn_benchmark", "pytorch", "cuDNN tries all its algorithms first", AS_PASSED, device_kinds=_GPU),
     Switch(
         *("cuda_graphs", "pytorch", "torch.compile's mode 'reduce-overhead'", "recorded graphs"),
         device_kinds=_GPU,
@@ -89,7 +89,7 @@ SWITCHES: tuple[Switch, ...] = (
         for kind, more in (("cpu", ()), ("gpu", ("efficient", "cudnn")))
     ),
     Switch(
-        *("opacus", "pytorch", "gradients of samples by the hooks of that library", "its class"),
+        *("opacus", "pytorch", "per-sample gradients by the hooks of that library", "its class"),
         modules=(PER_SAMPLE,),
         excludes="compile",
     ),
@@ -105,32 +105,32 @@ SWITCHES: tuple[Switch, ...] = (
         for kind, more in (("cpu", ()), ("gpu", ("cudnn",)))
     ),
     Switch(
-        *("depthwise", "jax", "depthwise convolutions as grouped ones, or as sums of shifted products"),
+        *("depthwise", "jax", "how depthwise convolutions are written: grouped, or as sums of shifted products"),
         proof="names in the program",
         values=("grouped", "shifted"),
         suits=lambda benchmark: benchmark.depthwise,
     ),
     *(
         Switch(
-            *("convolution", "jax", "other convolutions by XLA, or some as products of matrices" + words),
+            *("convolution", "jax", "how other convolutions are written: by XLA, or some as matrix products" + words),
             proof="names in the program",
             values=("framework", "products", *more),
             modules=modules,
             suits=_has_images,
         )
         for modules, words, more in (
-            ((TRAINING, PER_SAMPLE), ", or their gradients, too", ("gradients",)),
+            ((TRAINING, PER_SAMPLE), ", or their gradients as well", ("gradients",)),
             ((INFERENCE,), "", ()),
         )
     ),
     Switch(
-        *("donation", "jax", "the step's state is overwritten in place", "memory shared by input and output"),
+        *("donation", "jax", "the step overwrites its state in place", "memory shared by input and output"),
         values=(ON, OFF),
         modules=(TRAINING,),
     ),
     Switch("command_buffers", "jax", "XLA's CUDA graphs", AS_PASSED, values=(ON, OFF), device_kinds=_GPU),
     Switch(
-        *("triton_gemm", "jax", "XLA may take Triton for matrix products", "custom calls of the program"),
+        *("triton_gemm", "jax", "XLA may use Triton for matrix products", "custom calls of the program"),
         values=(ON, OFF),
         device_kinds=_GPU,
     ),

@@ -229,7 +229,7 @@ COMMANDS = (
     Command("workspace", "make a Weights & Biases workspace", commands.workspace, records.workspace),
     Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init),
     Command("doctor", "check the set-up and suggest fixes", commands.doctor, _doctor_options),
-    Command("completion", "print a script that makes a shell complete these words", completion, _completion_options),
+    Command("completion", "print a script for shell completion", completion, _completion_options),
 )
 SUBMIT = Command("submit", "start jobs (the same as options without a command)", commands.submit, _submit_options)
 HELP = Command("help", "explain a topic or a command", help_, _help_options)

@@ -75,7 +75,7 @@ def precisions() -> str:
 
 
 def mode() -> str:
-    lines = dict(modes.MODES) | {modes.WATERFALL: "all from default to tuned, one switch at a time; needs --paired"}
+    lines = dict(modes.MODES) | {modes.WATERFALL: "every switch from default to tuned, one at a time; needs --paired"}
     switches: dict[str, str] = {}
     for switch in SWITCHES:
         others = f"{switches[switch.name]}; " if switch.name in switches else ""
