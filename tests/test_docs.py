@@ -90,6 +90,20 @@ def test_each_command_line_is_one_of_main_py_s(page: Path) -> None:
                 assert end.code == 0, f"{line}: {said.getvalue()}"  # --help
 
 
+def slugs(page: Path) -> set[str]:
+    """What GitHub, and the site, call the headings of a page."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pages
+def test_each_link_to_a_heading_leads_to_one(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", page.read_text()):
+        file, _, heading = link.partition("#")
+        if not file.startswith(("https://", "http://")):
+            assert heading in slugs(page.parent / file if file else page), link
+
+
 def test_there_are_command_lines_to_check() -> None:
     assert all(commands(page, "python main.py") for page in DOCS if page.name not in ("index.md", "api.md"))
 
