@@ -1,5 +1,6 @@
 """The report: planted records appear in the right figure with the right words, in files that others' programs read."""
 
+import argparse
 import csv
 import dataclasses
 import math
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,13 @@ import pandas as pd
 import pytest
 from conftest import needs
 from playwright.sync_api import Browser, Page
-from test_comparability import judged
+from test_comparability import alike, judged
 from test_sessions import session
 
+from duel import table
+from duel.cli import commands
 from duel.errors import UserError
+from duel.launch import state
 from duel.record import Row
 from duel.report import against, document, latex, page, study
 from duel.report.study import Study
@@ -281,6 +286,25 @@ def test_a_hundred_thousand_rows_are_a_small_page(results: Results) -> None:
     assert f"The first {page.MOST_POINTS} of {len(many) // len(rows)} are here" in text
     assert "each panel has its first 60 points" in text
     assert len(pd.read_csv(report / "ratios.csv")) == len(many) // len(rows)
+
+
+def test_a_live_report_is_written_again_until_all_runs_have_ended(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "evidence", lambda row, results: alike(row))
+    write_rows(results.csv, judged(point(1.5)))
+    page, slept = results.folder / "report" / "index.html", list[float]()
+    ends = iter([False, False, True])
+
+    def after(seconds: float) -> None:
+        slept.append(seconds)
+        assert 'http-equiv="refresh" content="30"' in page.read_text()
+
+    monkeypatch.setattr(state, "look", lambda results: SimpleNamespace(runs=[SimpleNamespace(ended=next(ends))]))
+    monkeypatch.setattr(commands.time, "sleep", after)
+    assert commands.report(argparse.Namespace(name=[], against=None, live=True), results) == 0
+    assert slept == [30, 30]
+    assert 'http-equiv="refresh"' not in page.read_text()
 
 
 def changed(results: Results, factor: float, sessions: int, spread: float, seed: int) -> list[against.Change]:

@@ -14,7 +14,6 @@ from duel.report import document
 from duel.report.study import Study
 
 BESIDE = ("CITATION.cff", "LICENSE")
-TIME = (1980, 1, 1, 0, 0, 0)  # of every member, so that the same records give the same archive
 
 
 def write(study: Study, folder: Path, say: Callable[[str], None]) -> Path:
@@ -33,7 +32,7 @@ def write(study: Study, folder: Path, say: Callable[[str], None]) -> Path:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(members.items()):
-            archive.writestr(zipfile.ZipInfo(f"duel-{study.name}/{name}", TIME), data, zipfile.ZIP_DEFLATED)
+            archive.writestr(f"duel-{study.name}/{name}", data)
     path = folder / f"duel-{study.name}.zip"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,5 +52,7 @@ def _code(commit: str) -> bytes:
     """The code of a ``commit``, as git archives it."""
     found = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
     if found.returncode:
-        raise UserError(f"commit {commit}, which measured some of it, is not in this clone: 'git fetch --unshallow'?")
+        raise UserError(
+            f"commit {commit[:12]}, which measured some of it, is not in this clone: 'git fetch --unshallow'?"
+        )
     return found.stdout
