@@ -123,7 +123,7 @@ def test_planted_records_are_in_the_right_figure_with_the_right_words(results: R
     text = (folder / "index.html").read_text()
     assert "JAX is faster at" in text
     advice = (folder / "report.md").read_text()
-    assert "training on one device on planted, tuned: neither leads throughout" in advice
+    assert "On planted, for training on one device in mode tuned, neither leads throughout" in advice
     assert "python main.py --benchmark mnist --use_case 1 --paired --mode waterfall" in text  # what has no data
 
 

@@ -36,7 +36,7 @@ Panels = list[Chart]
 def ratios(data: pd.DataFrame) -> Panels:
     """JAX / PyTorch: its interval, thinner what another session may show, and a tick for each session.
 
-    Gray: what each framework's own noise spans, and between 1/1.05 and 1.05.
+    Circles are default, diamonds tuned. Gray: what each framework's own noise spans, and between 1/1.05 and 1.05.
     """
     data = data.assign(who=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
     tip = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "verdict")
@@ -91,31 +91,38 @@ def itself(data: pd.DataFrame) -> Panels:
 
 
 def throughput(data: pd.DataFrame) -> Panels:
-    """Throughput against the batch size, where there are several."""
+    """Throughput against the batch size; points of a single batch size are in panels of their own."""
+    data = _titled(data[data.devices == 1], "what", "use_case")
+    several = data.groupby("title").batch_size.transform("nunique") > 1
     panels = []
-    for title, part in _split(_titled(data[data.devices == 1], "what", "use_case"), "title"):
-        if part.batch_size.nunique() > 1:
-            y = alt.Y("throughput:Q", title=part.unit.iloc[0]).scale(type="log")
-            lines = alt.Chart(part).mark_line(point=True).encode(x=_batch(), y=y, color=_color())
-            lines = lines.encode(
-                strokeDash=alt.StrokeDash("mode:N", title=None), tooltip=_tip("framework", "throughput")
-            )
-            panels.append(_panel([lines], title))
-    return panels
+    for title, part in _split(data[several], "title"):
+        y = alt.Y("throughput:Q", title=part.unit.iloc[0]).scale(type="log")
+        lines = alt.Chart(part).mark_line(point=True).encode(x=_batch(), y=y, color=_color())
+        dash = alt.StrokeDash("mode:N", title=None)
+        panels.append(_panel([lines.encode(strokeDash=dash, tooltip=_tip("framework", "throughput", "unit"))], title))
+    return panels + _dots(data[~several], "throughput", "items a second", ("framework", "throughput", "unit"))
 
 
 def latency(data: pd.DataFrame) -> Panels:
-    """Latency of single calls against the batch size: the median, and a band up to the 95th percentile."""
+    """Latency of single calls against the batch size: the median, and a band up to the 95th percentile.
+
+    Points of a single batch size are in panels of their own.
+    """
+    data = data.pivot(
+        index=[name for name in data.columns if name not in ("percentile", "milliseconds")],
+        columns="percentile",
+        values="milliseconds",
+    )
+    data = _titled(data.reset_index(), "what", "mode")
+    known = [name for name in ("p50", "p95", "p99") if name in data]
+    several = data.groupby("title").batch_size.transform("nunique") > 1
     panels = []
-    for title, part in _split(_titled(data, "what", "mode"), "title"):
-        index = ["framework", "batch_size", "id", "point", "mode"]
-        wide = part.pivot(index=index, columns="percentile", values="milliseconds").reset_index()
-        base = alt.Chart(wide).encode(x=_batch(), color=_color())
+    for title, part in _split(data[several], "title"):
+        base = alt.Chart(part).encode(x=_batch(), color=_color())
         y = alt.Y("p50:Q", title="ms a call").scale(type="log")
-        known = [name for name in ("p50", "p95", "p99") if name in wide]
         lines = base.mark_line(point=True).encode(y=y, tooltip=_tip("framework", *known))
         panels.append(_panel([base.mark_area(opacity=0.2).encode(y="p50:Q", y2="p95:Q"), lines], title))
-    return panels
+    return panels + _dots(data[~several], "p50", "ms a call, median", ("framework", *known))
 
 
 def scaling(data: pd.DataFrame) -> Panels:
@@ -165,7 +172,10 @@ def energy(data: pd.DataFrame) -> Panels:
 
 
 def roofline(data: pd.DataFrame) -> Panels:
-    """What a step computes in a second, below the machine's roof: measured products and copies, the same for both."""
+    """What a step computes in a second, below the machine's roof: measured products and copies, the same for both.
+
+    Circles are default, diamonds tuned.
+    """
     panels = []
     for title, part in _split(_titled(data, "device_name", "precision"), "title"):
         product, copy = part.product_flops_per_second.median(), part.copy_bytes_per_second.median()
@@ -212,8 +222,10 @@ def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> 
         dots = lines.mark_point(filled=True, opacity=1, size=50).encode(x=_log_x(column, title), color=_color())
         layers = [dots.encode(tooltip=_tip(*tip))]
         if "label" in part:
-            text = lines.mark_text(align="left", dx=8).encode(x=f"max({column}):Q", text="max(label):N")
-            layers.append(text)
+            last = part.loc[part.groupby("id")[column].idxmax()]
+            layers.append(
+                _lines(last[last.label.notna()]).mark_text(align="left", dx=8).encode(x=f"{column}:Q", text="label:N")
+            )
         panels.append(_panel(layers, name, lines=part.point.nunique()))
     return panels
 
@@ -256,7 +268,7 @@ def _one() -> Chart:
 
 
 def _log_x(column: str, title: str) -> alt.X:
-    return alt.X(f"{column}:Q", title=title).scale(type="log")
+    return alt.X(f"{column}:Q", title=title).scale(type="log", nice=False, padding=12)
 
 
 def _batch() -> alt.X:
@@ -268,7 +280,7 @@ def _color() -> alt.Color:
 
 
 def _mode() -> alt.Shape:
-    return alt.Shape("mode:N", title=None).scale(domain=["default", "tuned"], range=["circle", "diamond"])
+    return alt.Shape("mode:N", legend=None).scale(domain=["default", "tuned"], range=["circle", "diamond"])
 
 
 def _tip(*columns: str) -> list[str]:
@@ -287,7 +299,7 @@ def theme(chart: Chart, ink: str = "black", paper: str = "white") -> Chart:
     lines = dict.fromkeys(("domainColor", "tickColor"), ink)
     chart = chart.configure(font="DejaVu Sans, Liberation Sans, sans-serif", background=paper)
     chart = chart.configure_axis(**texts, **lines, gridOpacity=0.2, labelLimit=320)
-    chart = chart.configure_legend(**texts, orient="bottom", symbolOpacity=1, columns=3).configure_view(stroke=None)
+    chart = chart.configure_legend(**texts, orient="bottom", symbolOpacity=1, columns=2).configure_view(stroke=None)
     chart = chart.configure_title(color=ink, anchor="start").configure_text(color=ink)
     return chart.configure_rule(color=ink).configure_line(stroke=ink)
 

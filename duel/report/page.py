@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from duel import ROOT
 from duel.report import figures, markdown, prose
 from duel.report.command import again
-from duel.report.figure_data import Record, anchor, label
+from duel.report.figure_data import Record, anchor, label, work
 from duel.report.pairs import Outcome, Session
 from duel.report.points import Line
 from duel.report.study import Study
@@ -146,7 +146,7 @@ def _point(outcome: Outcome, line: Line) -> dict[str, Any]:
     sessions = enumerate(zip(outcome.sessions, outcome.session_ratios, strict=True), 1)
     return {
         "id": anchor(line),
-        "head": f"{line.use_case}, {label(line)}, {line.mode}: {line.short}",
+        "head": f"{work(line)}, {label(line)}, {line.mode}: {line.short}",
         "verdict": outcome.verdict,
         "notes": _notes(outcome, line),
         "columns": [*columns, "others' CPU time", "blocks left out", "runs"],

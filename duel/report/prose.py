@@ -105,10 +105,10 @@ def _choice(device: str, lines: Sequence[Line]) -> list[str]:
         return []
     kinds = Counter(_kind(line) for line in lines)
     name, count = max(((name, kinds[name]) for name in ("JAX", "PyTorch")), key=lambda one: one[1])
-    where = f"{work(lines[0])} on {device}, {lines[0].mode}"
+    where = f"On {device}, for {work(lines[0])} in mode {lines[0].mode}"
     if count > 2 * len(lines) / 3:
-        return [f"{where}: {name}, which is faster at {count} of {len(lines)} points (figure {TITLES['ratios']})."]
-    return [f"{where}: neither leads throughout; choose by benchmark (figure {TITLES['ratios']})."]
+        return [f"{where}, take {name}: it is faster at {count} of {len(lines)} points (figure {TITLES['ratios']})."]
+    return [f"{where}, neither leads throughout: choose by benchmark (figure {TITLES['ratios']})."]
 
 
 def _tuning(device: str, framework: str, lines: Sequence[Line]) -> str:
