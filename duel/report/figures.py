@@ -221,11 +221,10 @@ def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> 
         lines = _lines(part)
         dots = lines.mark_point(filled=True, opacity=1, size=50).encode(x=_log_x(column, title), color=_color())
         layers = [dots.encode(tooltip=_tip(*tip))]
-        if "label" in part:
+        if "label" in part and part.label.notna().any():
             last = part.loc[part.groupby("id")[column].idxmax()]
-            layers.append(
-                _lines(last[last.label.notna()]).mark_text(align="left", dx=8).encode(x=f"{column}:Q", text="label:N")
-            )
+            text = _lines(last[last.label.notna()]).mark_text(align="left", dx=8)
+            layers.append(text.encode(x=f"{column}:Q", text="label:N"))
         panels.append(_panel(layers, name, lines=part.point.nunique()))
     return panels
 
