@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from duel.catalogue import FRAMEWORKS, USE_CASES
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 from duel.errors import UserError
 from duel.switches import AS_PASSED, OFF, ON, SWITCHES, applicable, default_value
 
@@ -111,13 +111,17 @@ def _asked(mode: str) -> tuple[str, dict[str, str]]:
 
 
 def refuse(mode: str, benchmark: str, use_case: int) -> None:
-    """Raise UserError where ``mode`` turns a switch that neither framework has for this."""
-    there = [applicable(framework, benchmark, use_case, None) for framework in FRAMEWORKS]
-    for switch in _asked(mode)[1]:
-        if not any(switch in side for side in there):
-            valid = ", ".join(dict.fromkeys(name for side in there for name in side))
-            what = f"{USE_CASES[use_case].name} of {benchmark}"
-            raise UserError(f"--mode {mode}: switch {switch} does not apply to {what}; valid: {valid}")
+    """Raise UserError where ``mode`` turns a switch, or gives it a value, that neither framework has for this."""
+    module, what = USE_CASES[use_case].module, f"{USE_CASES[use_case].name} of {benchmark}"
+    there = [switch for switch in SWITCHES if module in switch.modules and switch.suits(BENCHMARKS[benchmark])]
+    for name, value in _asked(mode)[1].items():
+        mine = [switch for switch in there if switch.name == name]  # of each framework and kind of device
+        if not mine:
+            valid = ", ".join(dict.fromkeys(switch.name for switch in there))
+            raise UserError(f"--mode {mode}: switch {name} does not apply to {what}; valid: {valid}")
+        if not any(switch.takes(value) for switch in mine):
+            valid = ", ".join(dict.fromkeys(known for switch in mine for known in switch.values))
+            raise UserError(f"--mode {mode}: {value} is no value of {name} for {what}; valid: {valid}")
 
 
 def settings(

@@ -108,7 +108,7 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
     summary = found["summary"]
     assert summary["jax/comparable"] == summary["pytorch/comparable"] == rows[0].comparable
     assert summary["pair/comparable"] == rows[0].comparable
-    assert {"jax", "pytorch", "mnist"} <= set(found["tags"])
+    assert {"jax", "pytorch", "gcn"} <= set(found["tags"])
     record = json.loads(run.environment.read_text())
     assert "torch" not in record["modules"]
 
