@@ -5,6 +5,7 @@ its reason in the column ``missing``; it is never zero.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -276,11 +277,15 @@ class Row:
         """The row that ``to_csv`` wrote; ``texts`` maps column names to texts. Raises Damaged where it is none."""
         name = f"row {str(texts.get('row'))[:20]} of {str(texts.get('run_id'))[:96]}"
         try:
-            values: dict[str, Any] = {name: _parse(name, texts[name]) for name in COLUMNS[:-1] if texts.get(name)}
-            values["missing"] = json.loads(texts.get("missing") or "{}")
+            values = {name: _parse(name, text) for name in COLUMNS[:-1] if (text := texts.get(name))}
+            missing = _reasons(texts.get("missing") or "{}")
         except (ValueError, RecursionError) as error:
             raise Damaged(f"{name} is damaged: {error}") from error
-        return cls.from_dict(values, name)
+        if not values.get("run_id"):
+            raise Damaged(f"{name} is damaged: it has no run_id")
+        row = cls(**values, missing=missing)
+        row.check(name)
+        return row
 
 
 def _check_variables(text: str, name: str) -> None:
@@ -300,8 +305,18 @@ _TYPES: dict[str, type] = {
 }
 
 
+@functools.lru_cache(maxsize=1 << 17)  # of a hundred thousand rows most say the same, and share what they say
 def _parse(name: str, text: str) -> Any:
     return text == "True" if _TYPES[name] is bool else _TYPES[name](text)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _reasons(text: str) -> dict[str, str]:
+    """The column ``missing``, which nobody changes in place. Raises ValueError for what is not one."""
+    stored = json.loads(text)
+    if not isinstance(stored, dict) or not all(isinstance(why, str) for why in stored.values()):
+        raise ValueError("missing is no object of texts")
+    return stored
 
 
 def digest(values: dict[str, Any]) -> str:

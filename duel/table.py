@@ -28,8 +28,8 @@ def read_rows(path: Path, strict: bool = True) -> list[Row]:
     A line that is no row is refused likewise, or, unless ``strict``, becomes a lost row with this cause.
     """
     try:
-        text = files.read(path, TABLE_BYTES).decode(errors="strict" if strict else "replace")
-        reader = csv.DictReader(io.StringIO(text, newline=""))
+        data = io.BytesIO(files.read(path, TABLE_BYTES))
+        reader = csv.DictReader(io.TextIOWrapper(data, "utf-8", errors="strict" if strict else "replace", newline=""))
         header = reader.fieldnames or []
         if not {"run_id", "row", "missing"} <= set(header):
             raise Damaged("not a table of rows")

@@ -43,12 +43,13 @@ def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], re
         points.write(folder / points.NAME, lines)
         write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
         write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
-        texts = [*prose.summary(studies), *(text for each in prose.sections(studies) for text in each["paragraphs"])]
+        sections = prose.sections(studies)
+        texts = [*prose.summary(studies), *(text for section in sections for text in section["paragraphs"])]
         write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
         for study in studies:
             name = "croissant.json" if len(studies) == 1 else f"croissant-{study.name}.json"
             write_atomically(folder / name, appendix.croissant(study))
-        write_atomically(folder / "index.html", page.html(studies, tables, refresh))
+        write_atomically(folder / "index.html", page.html(studies, tables, sections, refresh))
     except OSError as error:
         raise UserError(f"cannot write the report to {folder}: {error.strerror or error}") from error
     say(f"{os.path.relpath(folder / 'index.html')}: {len(found)} points")
@@ -70,8 +71,8 @@ def _figures(tables: dict[str, list[Record]], folder: Path) -> None:
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
             continue
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(records[0])
+        writer.writerows(record.values() for record in records)  # which all have the same keys in the same order
         write_atomically(folder / f"{name}.csv", text.getvalue())
         figures.save(name, pd.DataFrame(records), folder)

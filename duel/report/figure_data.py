@@ -23,9 +23,11 @@ LATENCIES = ("p50", "p95", "p99")
 def tables(found: Sequence[tuple[Outcome, Line]], curve: Callable[[Row], Curve]) -> dict[str, list[Record]]:
     """Name of a figure to its table, which may be empty. ``curve`` gives the losses of a row."""
     # What single switches do is a figure by itself.
-    named = [(outcome, line) for outcome, line in found if line.mode in MODES]
-    made = {name: [record for one in named for record in make(*one)] for name, make in _MAKERS.items()}
-    made["training"] = [record for one in named for record in _training(*one, curve)]
+    named = [(outcome, line, point(line)) for outcome, line in found if line.mode in MODES]
+    made = {
+        name: [base | record for o, line, base in named for record in make(o, line)] for name, make in _MAKERS.items()
+    }
+    made["training"] = [record for o, line, _ in named for record in _training(o, line, curve)]
     made["switches"] = list(_switches(found))
     return made
 
@@ -52,7 +54,8 @@ def work(line: Line) -> str:
     return use_case.name if use_case.number == INFERENCE else use_case.meaning
 
 
-def _point(line: Line) -> Record:
+def point(line: Line) -> Record:
+    """What every record of a point has."""
     names = ("device_name", "benchmark", "size", "precision", "product", "batch_size", "devices", "scaling", "mode")
     values = {name: getattr(line, name) for name in names} | {"use_case": work(line)}
     return values | {"point": label(line), "id": anchor(line)}
@@ -63,7 +66,7 @@ def ratio_records(line: Line) -> Iterator[Record]:
     if line.ratio is None:
         return
     names = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "interval")
-    common = _point(line) | {name: getattr(line, name) for name in names} | {"verdict": line.marked}
+    common = {name: getattr(line, name) for name in names} | {"verdict": line.marked}
     for number, ratio in enumerate(line.each_session, 1):
         yield common | {"session": number, "session_ratio": ratio}
 
@@ -72,14 +75,14 @@ def _itself(outcome: Outcome, line: Line) -> Iterator[Record]:
     for framework in FRAMEWORKS:
         ratio, low, high = (getattr(line, f"{framework}_itself{end}") for end in ("", "_low", "_high"))
         if ratio is not None:
-            yield _point(line) | {"framework": framework, "ratio": ratio, "low": low, "high": high}
+            yield {"framework": framework, "ratio": ratio, "low": low, "high": high}
 
 
 def _throughput(outcome: Outcome, line: Line) -> Iterator[Record]:
     for framework in FRAMEWORKS:
         rate = getattr(line, f"{framework}_throughput")
         if rate is not None and line.ratio is not None:
-            yield _point(line) | {"framework": framework, "throughput": rate, "unit": line.throughput_unit}
+            yield {"framework": framework, "throughput": rate, "unit": line.throughput_unit}
 
 
 def _latency(outcome: Outcome, line: Line) -> Iterator[Record]:
@@ -90,7 +93,7 @@ def _latency(outcome: Outcome, line: Line) -> Iterator[Record]:
             seconds = _median(rows, f"latency_seconds_{percentile}")
             if seconds is not None:
                 found = {"framework": framework, "percentile": percentile, "milliseconds": 1e3 * seconds}
-                yield _point(line) | found
+                yield found
 
 
 def _scaling(outcome: Outcome, line: Line) -> Iterator[Record]:
@@ -98,7 +101,7 @@ def _scaling(outcome: Outcome, line: Line) -> Iterator[Record]:
         return
     for framework, rows in _sides(outcome):
         found = {"framework": framework, "throughput": _median(rows, "throughput"), "unit": line.throughput_unit}
-        yield _point(line) | found | {"efficiency": _median(rows, "scaling_efficiency")}
+        yield found | {"efficiency": _median(rows, "scaling_efficiency")}
 
 
 def _start(outcome: Outcome, line: Line) -> Iterator[Record]:
@@ -108,7 +111,7 @@ def _start(outcome: Outcome, line: Line) -> Iterator[Record]:
     for framework, rows in _sides(outcome):
         found = {"framework": framework, "start_seconds": getattr(line, f"{framework}_start_seconds")}
         found |= {"step_seconds": _median(rows, "step_seconds_p50"), "break_even_steps": line.break_even_steps}
-        yield _point(line) | found
+        yield found
 
 
 def _parts(outcome: Outcome, line: Line) -> Iterator[Record]:
@@ -120,7 +123,7 @@ def _parts(outcome: Outcome, line: Line) -> Iterator[Record]:
         for part, end in zip(("forward", "backward", "optimizer"), ends, strict=True):
             if end is None:
                 break
-            yield _point(line) | {"framework": framework, "part": part, "milliseconds": 1e3 * max(0.0, end - before)}
+            yield {"framework": framework, "part": part, "milliseconds": 1e3 * max(0.0, end - before)}
             before = end
 
 
@@ -129,14 +132,14 @@ def _memory(outcome: Outcome, line: Line) -> Iterator[Record]:
         peak = _median(rows, "peak_memory_bytes")
         if peak is not None:
             found = {"framework": framework, "mebibytes": peak / 2**20, "kind": rows[0].peak_memory_kind}
-            yield _point(line) | found
+            yield found
 
 
 def _energy(outcome: Outcome, line: Line) -> Iterator[Record]:
     for framework, rows in _sides(outcome):
         joules = _median(rows, "joules_per_item")
         if joules is not None:
-            yield _point(line) | {"framework": framework, "joules_per_item": joules, "source": rows[0].energy_source}
+            yield {"framework": framework, "joules_per_item": joules, "source": rows[0].energy_source}
 
 
 def _roofline(outcome: Outcome, line: Line) -> Iterator[Record]:
@@ -148,13 +151,13 @@ def _roofline(outcome: Outcome, line: Line) -> Iterator[Record]:
         intensity = _median(mine, "arithmetic_intensity")
         if flops and seconds and intensity and product and copy:
             found = {"framework": framework, "flops_per_second": flops / seconds, "flops_per_byte": intensity}
-            yield _point(line) | found | {"product_flops_per_second": product, "copy_bytes_per_second": copy}
+            yield found | {"product_flops_per_second": product, "copy_bytes_per_second": copy}
 
 
 def _training(outcome: Outcome, line: Line, curve: Callable[[Row], Curve]) -> Iterator[Record]:
     """Losses of the first process of each side, and the held-out accuracy where there are real data."""
     names = ("device_name", "use_case", "mode", "point", "id")
-    common = {name: value for name, value in _point(line).items() if name in names}
+    common = {name: value for name, value in point(line).items() if name in names}
     for framework, rows in _sides(outcome):
         accuracy = _median(rows, "accuracy")
         for step, loss in curve(rows[0]):
@@ -166,7 +169,7 @@ def _switches(found: Sequence[tuple[Outcome, Line]]) -> Iterator[Record]:
     for step in steps([outcome for outcome, _ in found]):
         names: Record = {"switch": step.switch, "order": step.order}
         names |= {"factor": step.factor.ratio, "low": step.factor.low, "high": step.factor.high}
-        yield _point(lines[id(step.outcome)]) | names
+        yield point(lines[id(step.outcome)]) | names
 
 
 def _sides(outcome: Outcome) -> Iterator[tuple[str, list[Row]]]:
@@ -181,6 +184,7 @@ def _median(rows: Sequence[Row], column: str) -> float | None:
     return statistics.median(known) if known else None
 
 
+# What each adds to ``point``.
 _MAKERS: dict[str, Callable[[Outcome, Line], Iterator[Record]]] = {
     "ratios": lambda outcome, line: ratio_records(line),
     "itself": _itself,

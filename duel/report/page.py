@@ -41,15 +41,22 @@ HOW = {
 }
 
 
-def html(studies: Sequence[Study], tables: dict[str, list[Record]], refresh: int | None = None) -> str:
-    """The page of ``studies``, whose figures' data are in ``tables``; it loads itself again every so many seconds."""
+def html(
+    studies: Sequence[Study],
+    tables: dict[str, list[Record]],
+    sections: list[dict[str, Any]],
+    refresh: int | None = None,
+) -> str:
+    """The page of ``studies``, whose figures' data are in ``tables``, with what ``prose.sections`` says below.
+
+    It loads itself again every ``refresh`` seconds.
+    """
     found = [one for study in studies for one in study.found]
     lines = [line for _, line in found]
     drawn = [_figure(name, tables.get(name, [])) for name in prose.TITLES]
     names = sorted({line.device_name for line in lines})
     shown = found[:MOST_POINTS]
     more = f"The first {MOST_POINTS} of {len(found)} are here, the others in ratios.csv."
-    sections = prose.sections(studies)
     contents = [("summary", "Summary"), ("figures", "Figures"), ("points", "Points")]
     return (
         _environment()

@@ -4,7 +4,7 @@ import csv
 import io
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +192,10 @@ def _proof(outcome: Outcome) -> str:
 def write(path: Path, points: Sequence[Line]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Line)])
-    writer.writerows(["" if value is None else value for value in asdict(point).values()] for point in points)
+    names = [field.name for field in fields(Line)]
+    writer.writerow(names)
+    values = ([getattr(point, name) for name in names] for point in points)
+    writer.writerows(["" if value is None else value for value in each] for each in values)
     files.write_atomically(path, text.getvalue())
 
 
