@@ -42,7 +42,8 @@ def save(entity: str, project: str) -> str:
 
     if not wandb.login(prompt=False, verify=False):
         raise UserError("no key of Weights & Biases here: 'wandb login' stores one")
+    built = build(entity, project)
     try:
-        return str(build(entity, project).save().url)
+        return str(built.save().url)
     except Exception as error:  # wandb raises what it likes, errors of its transport included
         raise UserError(f"Weights & Biases did not take the workspace: {' '.join(str(error).split())[:200]}") from error
