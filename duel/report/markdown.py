@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from duel.catalogue import BENCHMARKS, USE_CASES
 from duel.modes import MODES
 from duel.report import ratios
-from duel.report.points import NOT_ALONE, SEVERAL, Line, against_itself, by_mode
+from duel.report.points import NOT_ALONE, SEVERAL, Line, by_mode, told_of_itself
 
 FEWEST_BENCHMARKS = 5  # that a mean is made of
 CARRIES = 0.1  # of the logarithm: by so much one benchmark may move a mean before it is named
@@ -125,13 +125,8 @@ def _notes(points: Sequence[Line]) -> Iterator[str]:
 
 
 def _itself_told(points: Sequence[Line]) -> Iterator[str]:
-    texts = []
-    for framework, name in (("jax", "JAX"), ("pytorch", "PyTorch")):
-        differs, known = against_itself(points, framework)
-        if known:
-            texts.append(f"{name} differs from itself at {differs} of {known} points")
-    if texts:
-        yield f"\nBy the same intervals over sessions, {', '.join(texts)}; chance would make it 5 %."
+    if text := told_of_itself(points):
+        yield f"\nBy the same intervals over sessions, {text}; chance would make it 5 %."
 
 
 def _means(points: Sequence[Line]) -> Iterator[str]:

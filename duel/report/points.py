@@ -227,3 +227,13 @@ def against_itself(points: Sequence[Line], framework: str) -> tuple[int, int]:
         if not getattr(line, f"{framework}_itself_low") <= 1.0 <= getattr(line, f"{framework}_itself_high")
     ]
     return len(differs), len(known)
+
+
+def told_of_itself(points: Sequence[Line]) -> str:
+    """At how many points each framework differs from itself, in words; empty where that is not known of either."""
+    texts = []
+    for framework, name in (("jax", "JAX"), ("pytorch", "PyTorch")):
+        differs, known = against_itself(points, framework)
+        if known:
+            texts.append(f"{name} differs from itself at {differs} of {known} points")
+    return ", ".join(texts)

@@ -10,7 +10,7 @@ from duel.modes import DEFAULT, MODES, TUNED
 from duel.report import appendix
 from duel.report.figure_data import label, work
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED
-from duel.report.points import Line, against_itself, by_mode
+from duel.report.points import Line, by_mode, told_of_itself
 from duel.report.study import Study
 
 TITLES = {
@@ -136,12 +136,8 @@ def _kind(line: Line) -> str:
 
 
 def _trust(lines: Sequence[Line]) -> list[str]:
-    texts = []
-    for framework, name in (("jax", "JAX"), ("pytorch", "PyTorch")):
-        differs, known = against_itself(lines, framework)
-        if known:
-            texts.append(f"{name} differs from itself at {differs} of {known} points")
-    return [f"By the same procedure {', '.join(texts)}; chance alone would make it 5 %."] if texts else []
+    text = told_of_itself(lines)
+    return [f"By the same procedure {text}; chance alone would make it 5 %."] if text else []
 
 
 def sections(studies: Sequence[Study]) -> list[dict[str, Any]]:
