@@ -15,11 +15,9 @@ import pytest
 from conftest import ROOT, clean_environment
 from wandb_server import Server
 
-from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.launch import sync as syncing
-from duel.launch import workspace
-from duel.record import COLUMNS, Row
+from duel.record import Row
 from duel.results import Run
 from duel.states import FINISHED, RUNNING
 from duel.status import this_process
@@ -337,21 +335,3 @@ def test_sync_without_a_key_or_without_data(server: Server, sync: Sync, tmp_path
         empty = Run(tmp_path / "runs" / "jax_mnist_1-250101-000000-ffff")
         empty.create([])
         assert sync(empty, server.url) == (True, "nothing to upload")
-
-
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")  # the library's own
-def test_a_workspace_has_both_frameworks_in_each_panel() -> None:
-    """As far as it goes without an account: what would be sent. Its names are those that the sink streams."""
-    sent = workspace.build("somebody", "duel")._to_model().model_dump_json()
-    for column in (*workspace.CURVES, *workspace.ENDS):
-        assert all(f"{framework}/{column}" in sent for framework in FRAMEWORKS)
-    assert "pair/ratio" in sent
-    assert set(workspace.ENDS) <= set(COLUMNS)
-
-
-def test_a_workspace_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(UserError, match="no key of Weights & Biases here"):
-        workspace.save("somebody", "duel")

@@ -1,0 +1,28 @@
+"""The workspace of Weights & Biases, as far as it goes without an account."""
+
+from pathlib import Path
+
+import pytest
+
+from duel.catalogue import FRAMEWORKS
+from duel.errors import UserError
+from duel.launch import workspace
+from duel.record import COLUMNS
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")  # the library's own
+def test_a_workspace_has_both_frameworks_in_each_panel() -> None:
+    """As far as it goes without an account: what would be sent. Its names are those that the sink streams."""
+    sent = workspace.build("somebody", "duel")._to_model().model_dump_json()
+    for column in (*workspace.CURVES, *workspace.ENDS):
+        assert all(f"{framework}/{column}" in sent for framework in FRAMEWORKS)
+    assert "pair/ratio" in sent
+    assert set(workspace.ENDS) <= set(COLUMNS)
+
+
+def test_a_workspace_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(UserError, match="no key of Weights & Biases here"):
+        workspace.save("somebody", "duel")
