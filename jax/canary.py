@@ -1,4 +1,4 @@
-"""What the canary computes, by the layers that the models are built of."""
+"""The canary's products, computed with the layers that the models are built from."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from network import Network
 
 
 def products(work: Network) -> npt.NDArray[Any]:
-    """The products of ``duel.measure.canary.inputs``, one behind the other, computed as ``work`` computes its model."""
+    """Return, in one axis, the products of ``duel.measure.canary.inputs``, computed as ``work`` computes its model."""
     given = canary.inputs()
     given |= {"image": given["image"].transpose(0, 2, 3, 1), "kernel": given["kernel"].transpose(2, 3, 1, 0)}
     arrays = work.placed(tuple(given.values()))

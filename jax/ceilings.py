@@ -12,14 +12,14 @@ from network import COMPUTE
 
 
 def loops(setting: Setting) -> dict[str, Callable[[int], None]]:
-    """ "copy" and "matmul" of ``duel.measure.ceilings``, under the policy that is in force."""
+    """Return "copy" and "matmul" of ``duel.measure.ceilings``, under the policy in force."""
     kind = setting.device.kind
     device = jax.local_devices(backend=kind)[0]
     source = jax.device_put(jnp.ones(ceilings.COPIED[kind], jnp.float32), device)
     width = ceilings.WIDTHS[kind]
     matrix = jax.random.normal(jax.device_put(jax.random.key(0), device), (width, width), jnp.float32)
     matrix = matrix.astype(COMPUTE.get(setting.precision) or jnp.float32)
-    copied = jax.jit(lambda x: x + 1, donate_argnums=0)  # in place: a new array each time would be made page by page
+    copied = jax.jit(lambda x: x + 1, donate_argnums=0)  # in place: a new array each time would cost page faults
     multiplied = jax.jit(lambda a: _layers.linear(a, a))
 
     def copy(rounds: int) -> None:

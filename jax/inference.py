@@ -9,14 +9,14 @@ from network import Network
 
 
 class Inference(Network):
-    """The forward pass with the running statistics, on the batches of the pool, taken in turn."""
+    """The forward pass with running statistics, on the batches of the pool, taken in turn."""
 
     def step(self, index: int) -> Any:
-        """Dispatch the pass over batch ``index`` modulo the pool; its logits, which may not be ready yet."""
+        """Dispatch the pass over batch ``index`` modulo the pool; return its logits, which may not be ready yet."""
         return self._program(*self._state, self._batches[index % len(self._batches)][0])
 
     def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """The logits behind ``handle``, of each ``every``-th sample."""
+        """Return the logits of ``handle``, (N, classes) or with more axes, for every ``every``-th sample."""
         return {"logits": np.array(handle[::every] if every > 1 else handle)}
 
     def _trace(self) -> Any:

@@ -1,4 +1,4 @@
-"""The network of a benchmark on one device, with its weights and batches: what is trained, proved and evaluated."""
+"""A benchmark's network on one device, with its weights and batches: what is trained, proved and evaluated."""
 
 import contextlib
 import functools
@@ -28,15 +28,15 @@ from duel.measure.batches import Batch, Pool
 from duel.measure.device import Setting
 from models import _layers
 
-AXIS = "batch"  # of the mesh of all devices
-ALL, PARTS = P(), P(AXIS)  # what each device has whole, and what is cut along its first axis
+AXIS = "batch"  # the mesh axis over all devices
+ALL, PARTS = P(), P(AXIS)  # replicated on each device, and split along the first axis
 COMPUTE = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
-ATTENTION: dict[str, _layers.Kernel] = {"math": "xla", "cudnn": "cudnn"}  # what JAX calls them
+ATTENTION: dict[str, _layers.Kernel] = {"math": "xla", "cudnn": "cudnn"}  # JAX's names for them
 STAGES = ("trace_seconds", "lower_seconds", "backend_seconds")
 
 
 def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nnx.Module:
-    """The model of ``benchmark`` at ``size``, without weights; ``per_sample``: group norms stand for batch norms."""
+    """Return the model, without meaningful weights; ``per_sample`` has group norms in place of batch norms."""
     model = importlib.import_module(f"models.{benchmark.name}").build(**benchmark.sizes[size].model)
     for _, module in list(nnx.iter_modules(model)) if per_sample else ():
         for name, child in list(vars(module).items()):
@@ -46,7 +46,7 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nnx.Modu
 
 
 def count_flops(benchmark: Benchmark, size: str, inputs: tuple[npt.NDArray[Any], ...]) -> int:
-    """FLOPs of the forward pass in evaluation: two for each multiply-add of matrix products and convolutions.
+    """Return the FLOPs of the forward pass in evaluation: two per multiply-add of matrix products and convolutions.
 
     Nothing is computed: it walks the traced program, so only the shapes of ``inputs`` matter.
     """
@@ -77,14 +77,14 @@ def _flops_in(program: Any) -> int:
 
 
 class Network:
-    """A model whose weights, and the batches of ``pool``, lie on the device from the start.
+    """A model with its weights and the batches of ``pool``, on the device from the start.
 
-    ``arrays`` are the weights. In a world of several processes each has all weights, and its part of every batch.
+    ``arrays`` are the weights. In a world of several processes, each has all weights and its part of every batch.
     """
 
     execution = "jit"
     _per_sample = False
-    _inputs_at = 2  # which argument of the compiled program has the inputs
+    _inputs_at = 2  # index of the compiled program's argument that holds the inputs
 
     def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         devices.set_precision(setting.precision)
@@ -101,15 +101,15 @@ class Network:
         self._batches: list[tuple[Any, ...]] = [self._put_batch(batch) for batch in pool.batches]
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Begin anew from other weights; what is compiled stays."""
-        self._state: tuple[Any, ...] = ()  # its memory is free before that of the new one is taken
+        """Start over from ``arrays``; what is compiled stays."""
+        self._state: tuple[Any, ...] = ()  # frees its memory before the new state takes any
         weights.load(self._model, arrays)
         # Plain dictionaries of arrays from here on: nnx objects would be walked in Python at every step.
         self._graph, *states = nnx.split(self._model, nnx.Param, nnx.BatchStat)
         self._state = tuple(self._put(nnx.to_pure_dict(state)) for state in states)
 
     def compile(self) -> float | None:
-        """Compile what ``step`` runs ahead of time; seconds of trace, lower and compile."""
+        """Compile what ``step`` runs ahead of time; return the total seconds of trace, lower and compile."""
         times = [time.perf_counter()]
         for stage in (lambda _: self._trace(), lambda traced: traced.lower(), self._compiled):
             self._program = stage(self._program)
@@ -118,33 +118,33 @@ class Network:
         return times[-1] - times[0]
 
     def _trace(self) -> Any:
-        """``step`` traced for the batches; each kind of work has its own."""
+        """Return ``step`` traced for the batches; each kind of work defines this."""
         raise NotImplementedError
 
     def compile_times(self) -> dict[str, float]:
-        """Seconds of each of ``STAGES`` of what was compiled last, as far as they can be told."""
+        """Return the seconds of each of ``STAGES`` in the last compilation, those that are known."""
         return self._seconds
 
     def forget(self) -> None:
-        """Drop what is compiled, but not what is kept of it in files: as a process is that starts again."""
+        """Drop what is compiled but not what is cached in files, as if the process were restarted."""
         jax.clear_caches()
         self._program = None
 
     def planned_bytes(self) -> int | None:
-        """What the compiled step plans to have at once: arguments, results and temporaries."""
+        """Return the bytes the compiled step plans to use at once: arguments, results and temporaries."""
         plan = self._program.memory_analysis()
         sizes = (plan.argument_size_in_bytes, plan.output_size_in_bytes, plan.temp_size_in_bytes)
         return int(sum(sizes) - plan.alias_size_in_bytes)
 
     def observed(self) -> dict[str, tuple[str, str]]:
-        """Of switches the values that were found in what was compiled, and what shows them."""
+        """Return, by switch, the value found in what was compiled, and the evidence."""
         text = self._program.as_text()
         shared = self._program.memory_analysis().alias_size_in_bytes
         found = {
             "donation": ("on" if shared else "off", f"{shared} bytes are shared"),
             "attention": ("cudnn", "__cudnn$fmha") if "__cudnn$fmha" in text else ("math", "no custom call for it"),
         }
-        # Not by kinds of operations: gradients of samples make grouped convolutions of all others, too.
+        # Not by kind of operation: per-sample gradients turn all other convolutions into grouped ones, too.
         for switch, ways in _layers.WAYS.items():
             if switch in self._setting.switches:
                 named = {value: text.count(name) for value, name in ways.items()}
@@ -152,14 +152,14 @@ class Network:
                 said = ", ".join(f"{count} operations called {ways[value]}" for value, count in named.items())
                 found[switch] = value, said
         if not self._setting.on("triton_gemm"):
-            # Of matrix products alone: XLA writes softmax and the like in Triton, too.
+            # Matrix products only: XLA also writes softmax and the like in Triton.
             products = sorted(set(re.findall(r"__triton\w*gemm\w*", text)))
             found["triton_gemm"] = ("on" if products else "off", ", ".join(products) or "no '__triton_gemm'")
         return found
 
     def _compiled(self, lowered: Any) -> Any:
-        """``lowered`` as the switches have it compiled."""
-        options: dict[str, Any] = {}  # those that differ from what XLA does by itself
+        """Return ``lowered`` compiled with the options that the switches ask for."""
+        options: dict[str, Any] = {}  # only those that differ from XLA's defaults
         if self._device.platform == "gpu":
             options |= {"xla_gpu_enable_command_buffer": ""} if not self._setting.on("command_buffers") else {}
             options |= {"xla_gpu_enable_triton_gemm": False} if not self._setting.on("triton_gemm") else {}
@@ -173,16 +173,16 @@ class Network:
         jax.tree.leaves(handle)[0].block_until_ready()  # all results of one program become ready together
 
     def read(self, handle: Any) -> None:
-        """Bring a result of the step behind ``handle`` to the host, which it cannot leave before the step has ended."""
+        """Copy a result of ``handle``'s step to the host, which it cannot reach before the step has ended."""
         np.asarray(jax.tree.leaves(handle)[0].addressable_data(0))
 
     def samples(self) -> int:
-        """Samples that a step takes, over all devices, by the shapes that the program was compiled for."""
+        """Return the samples a step takes, over all devices, by the shapes the program was compiled for."""
         arguments, _ = self._program.args_info
         return int(arguments[self._inputs_at][0].shape[0])
 
     def accuracy(self, batch: Batch) -> float:
-        """Share of ``batch`` that the model, with its running statistics, classifies rightly."""
+        """Return the share of ``batch``, labels (N,), that the model classifies correctly with running statistics."""
         parameters, statistics, *_ = self._state
         correct = 0
         for chunk in batch.chunks():
@@ -192,21 +192,21 @@ class Network:
         return correct / len(batch.labels)
 
     def export(self) -> dict[str, npt.NDArray[Any]]:
-        """The current weights, as ``weights.export`` names them."""
+        """Return the current weights, as ``weights.export`` names them."""
         parameters, statistics, *_ = self._state
         return weights.export(nnx.merge(self._graph, parameters, statistics))
 
     def held(self) -> Iterator[Batch]:
-        """The batches as they lie on the device, in the order in which they are taken."""
+        """Yield the batches as they are on the device, in the order in which they are taken."""
         for inputs, labels, *_ in self._batches:
             arrays = [np.array(array) for array in inputs]
             arrays = [array.transpose(0, 3, 1, 2) if array.ndim == 4 else array for array in arrays]
             yield Batch(tuple(arrays), np.array(labels))
 
     def layers(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """What each module gives for batch ``index`` in evaluation, by its name and in the order of the calls.
+        """Return each module's output for batch ``index`` in evaluation, by module name, in the order of the calls.
 
-        The whole model's name is empty: the logits. Images are (N, channels, height, width).
+        The whole model's name is empty, its output the logits. Images are (N, channels, height, width).
         """
         parameters, statistics, *_ = self._state
         values = self._record(parameters, statistics, self._batches[index % len(self._batches)][0])
@@ -217,16 +217,16 @@ class Network:
         }
 
     def _forward(self, parameters: Any, statistics: Any, inputs: Any, train: bool) -> tuple[jax.Array, Any]:
-        """(logits in full precision, running statistics after the pass)."""
+        """Return (logits in full precision, running statistics after the pass)."""
         model = nnx.merge(self._graph, parameters, statistics)
         with _layers.batch_over(AXIS if self._mesh and train else None):
             logits = self.applied(functools.partial(model, train=train), inputs)
         return logits, nnx.to_pure_dict(nnx.state(model, nnx.BatchStat))
 
     def applied(self, model: Any, inputs: tuple[Any, ...]) -> jax.Array:
-        """What ``model`` gives for ``inputs`` under the policy and the switches, in full precision; to be traced.
+        """Return ``model(*inputs)`` under the policy and the switches, in full precision; to be traced.
 
-        All that is measured goes through here, and so does the canary.
+        Everything measured goes through here, and so does the canary.
         """
         kernel = ATTENTION.get(self._setting.value("attention"))
         ways = self._setting.value("depthwise"), self._setting.value("convolution")
@@ -235,12 +235,12 @@ class Network:
 
     @functools.cached_property
     def _evaluate(self) -> Any:
-        """Compiled, the logits with the running statistics."""
+        """The compiled forward pass: the logits with running statistics."""
         return jax.jit(lambda parameters, statistics, inputs: self._forward(parameters, statistics, inputs, False)[0])
 
     @functools.cached_property
     def _record(self) -> Any:
-        """Compiled, what ``layers`` gives, in the order of the names that it leaves in ``_recorded``."""
+        """The compiled function for ``layers``: values in the order of the names that it leaves in ``_recorded``."""
 
         def forward(parameters: Any, statistics: Any, inputs: Any) -> list[jax.Array]:
             model = nnx.merge(self._graph, parameters, statistics)
@@ -252,23 +252,23 @@ class Network:
         return jax.jit(forward)
 
     def agree(self, value: float) -> float:
-        """What rank 0 has for ``value``: for decisions that all processes must take alike."""
+        """Return rank 0's ``value``, for decisions that must be alike in all processes."""
         if self._mesh is None:
             return value
         return float(multihost_utils.broadcast_one_to_all(np.float32(value)))
 
     def _over_devices(self, program: Any, arguments: Any, results: Any) -> Any:
-        """``program`` run by each device on its part, as the specs of ``arguments`` and ``results`` cut them."""
+        """Return ``program`` run by each device on its part, split by the specs ``arguments`` and ``results``."""
         if self._mesh is None:
             return program
-        # check_vma would make each device's gradients those of all, one all-reduce for every parameter
+        # check_vma would turn each device's gradients into those of all, with one all-reduce per parameter
         return jax.shard_map(program, mesh=self._mesh, in_specs=arguments, out_specs=results, check_vma=False)
 
     def _sum(self, tree: Any) -> Any:
-        """Inside ``_over_devices``: the sum of all devices' ``tree``."""
+        """Return the sum of all devices' ``tree``, inside ``_over_devices``."""
         if self._mesh is None:
             return tree
-        if self._device.platform != "cpu":  # XLA joins the arrays there
+        if self._device.platform != "cpu":  # XLA combines the arrays there
             return jax.lax.psum(tree, AXIS)
         vector, tree_of = jax.flatten_util.ravel_pytree(tree)
         return tree_of(jax.lax.psum(vector, AXIS))
@@ -278,15 +278,15 @@ class Network:
         return jax.jit(self._over_devices(self._sum, (ALL,), ALL))
 
     def all_reduce(self) -> Any:
-        """Dispatch one all-reduce of as much as the gradients are, and nothing else."""
+        """Dispatch one all-reduce of as many bytes as the gradients have, and nothing else."""
         return self._all_reduce(self._state[0])
 
     def placed(self, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Any, ...]:
-        """``arrays`` on the device, floats in the policy's storage type."""
+        """Return ``arrays`` on the device, floats in the policy's storage type."""
         return tuple(jax.device_put(array, self._device) for array in arrays)
 
     def _put(self, tree: Any, spec: P = ALL) -> Any:
-        """``tree`` on the device, its floats in the policy's storage type; of several devices as ``spec`` cuts it."""
+        """Put ``tree`` on the device, floats in the policy's storage type; on several devices, split by ``spec``."""
 
         def copy(array: Any) -> jax.Array:
             whole = np.issubdtype(array.dtype, np.integer)
@@ -307,7 +307,7 @@ class Network:
 
 @contextlib.contextmanager
 def _recording(model: nnx.Module) -> Iterator[dict[str, jax.Array]]:
-    """What each module of ``model`` gives while it is called, by its name; the children's come before the parent's."""
+    """Record what each module of ``model`` returns when called, by its name; children come before their parent."""
     modules = list(nnx.iter_modules(model))
     names = {id(module): ".".join(str(part) for part in path) for path, module in modules}
     recorded: dict[str, jax.Array] = {}

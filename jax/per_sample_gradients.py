@@ -1,4 +1,4 @@
-"""Per-sample gradients: all of a product as one compiled program."""
+"""Per-sample gradients: the whole product as one compiled program."""
 
 import functools
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ from training import LOSSES
 
 
 class PerSampleGradients(Network):
-    """The setting's product for the batches of the pool, taken in turn, ``microbatch`` samples at a time.
+    """The setting's product on the batches of the pool, taken in turn, ``microbatch`` samples at a time.
 
-    Each sample's gradient is that of its own loss. Group norms stand for batch norms, which mix the samples.
+    Each sample's gradient is that of its own loss. Group norms replace batch norms, which mix samples.
     """
 
     _per_sample = True
@@ -34,17 +34,17 @@ class PerSampleGradients(Network):
         super().__init__(setting, pool, arrays)
 
     def step(self, index: int) -> Any:
-        """Dispatch the product of batch ``index`` modulo the pool, which may not be ready yet.
+        """Dispatch the product of batch ``index`` modulo the pool and return it; it may not be ready yet.
 
-        "materialised": for each parameter (N, ...). "norms": (N,). "clipped_sum": for each parameter the sum over the
-        samples, each of at most ``CLIP_NORM``.
+        "materialised": (N, ...) by parameter. "norms": (N,). "clipped_sum": by parameter, the sum over samples, each
+        clipped to a norm of at most ``CLIP_NORM``.
         """
         return self._program(*self._state, *self._batches[index % len(self._batches)])
 
     def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
+        """Return the arrays of ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
 
-        Of a product that has samples those of each ``every``-th one.
+        If the product has samples, those of every ``every``-th one.
         """
         if self._mesh is not None and self._product != "clipped_sum":
             handle = multihost_utils.process_allgather(handle, tiled=True)
@@ -62,7 +62,7 @@ class PerSampleGradients(Network):
         return {name: np.stack([row[name] for row in named]) for name in named[0]}
 
     def _trace(self) -> Any:
-        results = ALL if self._product == "clipped_sum" else PARTS  # gradients of samples stay where they were made
+        results = ALL if self._product == "clipped_sum" else PARTS  # per-sample gradients stay where they were made
         program = self._over_devices(self._all, (ALL, ALL, PARTS, PARTS), results)
         return jax.jit(program).trace(*self._state, *self._batches[0])
 
@@ -87,7 +87,7 @@ class PerSampleGradients(Network):
         return self._sum(total)
 
     def _reduced(self, gradients: Any) -> Any:
-        """What the product keeps of the gradients (N, ...) of a microbatch."""
+        """Return what the product keeps of a microbatch's gradients (N, ...)."""
         if self._product == "materialised":
             return gradients
         squares = [jnp.square(gradient).reshape(len(gradient), -1).sum(1) for gradient in jax.tree.leaves(gradients)]

@@ -1,9 +1,9 @@
-"""Measure jax in this interpreter: ``python jax/run.py --benchmark resnet50 --use_case 1``."""
+"""Measure JAX in this interpreter: ``python jax/run.py --benchmark resnet50 --use_case 1``."""
 
 import sys
 from pathlib import Path
 
-# Behind everything else: an installed package always wins over a folder of the same name in the repository.
+# Last on the path: an installed package always wins over a folder of the same name in the repository.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from duel.measure.supervisor import main

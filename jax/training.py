@@ -37,38 +37,38 @@ class Training(Network):
         self._program: Any = self._train
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Begin anew from other weights; what is compiled stays."""
+        """Start over from ``arrays``; what is compiled stays."""
         super().load(arrays)
-        # Both optimizers begin at zero; asking optax would compile a program for each shape that there is.
+        # Both optimizers start at zero; calling optax's init would compile a program for each shape.
         shapes = jax.eval_shape(self._optimizer.init, self._state[0])
         moments = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
         self._state = (*self._state, self._put(moments))
 
     def step(self, index: int) -> Any:
-        """Dispatch one optimizer step on batch ``index`` modulo the pool; its loss, which may not be ready yet."""
+        """Dispatch one optimizer step on batch ``index`` modulo the pool; return its loss, which may not be ready."""
         self._state, loss = self._program(self._state, *self._batches[index % len(self._batches)])
         return loss
 
     def loss(self, handle: Any) -> float:
-        """The loss behind ``handle``."""
+        """Return the loss of ``handle``."""
         return float(handle)
 
     def moments(self) -> dict[str, npt.NDArray[Any]]:
-        """Of each trainable parameter what the optimizer keeps of its gradients: the momentum, AdamW's first moment."""
+        """Return, by trainable parameter, what the optimizer keeps of its gradients: momentum, AdamW's first moment."""
         kept = "trace" if isinstance(self._recipe, SGD) else "mu"
         moments = optax.tree_utils.tree_get(self._state[2], kept)
         named = weights.export(nnx.merge(self._graph, moments, self._state[1]))
         return {name: named[name] for name in self._trainable}
 
     def count(self) -> int | None:
-        """Steps since ``load`` as the optimizer counts them; None for SGD, which does not."""
+        """Return the steps since ``load`` by the optimizer's own count; None for SGD, which keeps none."""
         return None if isinstance(self._recipe, SGD) else int(optax.tree_utils.tree_get(self._state[2], "count"))
 
     def passes(self) -> dict[str, Callable[[int], Any]]:
-        """Parts of ``step`` as programs of their own: each dispatches its part for batch ``index`` modulo the pool.
+        """Return compiled functions that each dispatch a part of ``step`` for batch ``index`` modulo the pool.
 
-        "forward" is the loss, of which nothing is kept for a backward pass; "gradient" has that pass, too. Both give
-        the running statistics, and leave all that the step knows as it is.
+        "forward" is the loss, without keeping anything for a backward pass; "gradient" includes that pass. Both return
+        the running statistics and leave the state of ``step`` as it is.
         """
 
         def alone(program: Any) -> Callable[[int], Any]:
@@ -78,14 +78,15 @@ class Training(Network):
         return {"forward": alone(jax.jit(self._loss_alone)), "gradient": alone(self._differentiate)}
 
     def _loss_alone(self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array) -> tuple[jax.Array, Any]:
-        """(loss, new running statistics)."""
+        """Return (loss, new running statistics)."""
         logits, changed = self._forward(parameters, statistics, inputs, train=True)
         return self._loss(logits, labels), changed
 
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
-        """What a step on batch ``index`` would see, without taking it.
+        """Return what a step on batch ``index`` would see, without taking it.
 
-        The loss, the logits (N, classes) with the batch's own statistics, and the gradient by each trainable parameter.
+        That is the loss, the logits (N, classes), or with more axes, with the batch's own statistics, and the gradient
+        with respect to each trainable parameter.
         """
         parameters, statistics, _ = self._state
         batch = self._batches[index % len(self._batches)]
@@ -103,7 +104,7 @@ class Training(Network):
     def _loss_and_gradients(
         self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array, count: Any = None
     ) -> Any:
-        """((loss, (new running statistics, logits)), gradients); with ``count`` of all devices this one's share."""
+        """Return ((loss, (new running statistics, logits)), gradients); with global ``count``, this device's share."""
 
         def scaled(parameters: Any) -> tuple[jax.Array, Any]:
             logits, changed = self._forward(parameters, statistics, inputs, train=True)
@@ -129,7 +130,7 @@ class Training(Network):
 def _optimizer(recipe: SGD | AdamW) -> optax.GradientTransformation:
     match recipe:
         case SGD():
-            # torch.optim.SGD adds the decay before the momentum; the other order is another algorithm
+            # torch.optim.SGD adds the decay before the momentum; the other order is a different algorithm
             return optax.chain(
                 optax.add_decayed_weights(recipe.weight_decay),
                 optax.sgd(recipe.learning_rate, recipe.momentum),
@@ -141,16 +142,16 @@ def _optimizer(recipe: SGD | AdamW) -> optax.GradientTransformation:
 
 
 def _softmax_loss(logits: jax.Array, labels: jax.Array, count: jax.Array | None = None) -> jax.Array:
-    """Cross-entropy of ``logits`` (..., classes) with all ``labels`` (...) that are not -1: sum / ``count``.
+    """Return the cross-entropy of ``logits`` (..., classes) with all ``labels`` (...) that are not -1: sum / ``count``.
 
-    Without ``count`` the mean.
+    Without ``count``, the mean.
     """
     each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
     return _mean(each, labels, count)
 
 
 def _sigmoid_loss(logits: jax.Array, labels: jax.Array, count: jax.Array | None = None) -> jax.Array:
-    """Binary cross-entropy of ``logits`` (...) with all ``labels`` (...) that are not -1, the same way."""
+    """Return the binary cross-entropy of ``logits`` (...) with all ``labels`` (...) that are not -1, likewise."""
     each = optax.sigmoid_binary_cross_entropy(logits, jnp.maximum(labels, 0).astype(logits.dtype))
     return _mean(each, labels, count)
 

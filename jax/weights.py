@@ -1,7 +1,7 @@
-"""Weights in and out of a Flax model, under torchvision's names and in its layouts.
+"""Load and export the weights of a Flax model, under torchvision's names and in its layouts.
 
 One rule for every model: attribute names are already torchvision's; ``kernel`` is called ``weight`` there and has its
-axes in another order, (height, width, in, out) for (out, in, height, width) and (in, out) for (out, in).
+axes in another order: (height, width, in, out) for (out, in, height, width), and (in, out) for (out, in).
 """
 
 from collections.abc import Mapping
@@ -14,23 +14,23 @@ from flax import nnx
 
 from duel.measure import parameters
 
-# For each number of dimensions of a kernel: its axes in torchvision's order, and the way back.
+# By a kernel's number of dimensions: the transpose to torchvision's axis order, and its inverse.
 TO_TORCHVISION = {2: (1, 0), 4: (3, 2, 0, 1)}
 TO_FLAX = {2: (1, 0), 4: (2, 3, 1, 0)}
 
 
 def shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter and running statistic."""
+    """Return the name and shape of every parameter and running statistic."""
     return {_name(path): tuple(value.shape[axis] for axis in _axes(path, value)) for path, value in _leaves(model)}
 
 
 def trainable(model: nnx.Module) -> tuple[str, ...]:
-    """Names of what the optimizer changes: all but the running statistics."""
+    """Return the names of what the optimizer changes: all but the running statistics."""
     return tuple(_name(path) for path, _ in _leaves(model, nnx.Param))
 
 
 def load(model: nnx.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Set every parameter and running statistic; ValueError listing all that is missing, extra or misshapen."""
+    """Set every parameter and running statistic; ValueError lists everything missing, extra or of another shape."""
     parameters.check(shapes(model), arrays)
 
     def value(path: tuple[Any, ...], _: Any) -> npt.NDArray[Any]:
@@ -41,7 +41,7 @@ def load(model: nnx.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def export(model: nnx.Module) -> dict[str, npt.NDArray[Any]]:
-    """Copies of every parameter and running statistic."""
+    """Return copies of every parameter and running statistic."""
     return {
         _name(path): np.array(np.asarray(value).transpose(_axes(path, value)), order="C")
         for path, value in _leaves(model)
@@ -49,7 +49,7 @@ def export(model: nnx.Module) -> dict[str, npt.NDArray[Any]]:
 
 
 def _leaves(model: nnx.Module, kind: Any = ...) -> list[tuple[tuple[Any, ...], Any]]:
-    """Path and value of every variable of ``kind``; a path is a tuple of dictionary keys."""
+    """Return the path and value of every variable of ``kind``; a path is a tuple of dictionary keys."""
     return jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, kind)))
 
 

@@ -1,4 +1,4 @@
-"""What the canary computes, by the layers that the models are built of."""
+"""The canary's products, computed with the layers that the models are built from."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from network import Network
 
 @torch.no_grad()
 def products(work: Network) -> npt.NDArray[Any]:
-    """The products of ``duel.measure.canary.inputs``, one behind the other, computed as ``work`` computes its model."""
+    """Return, in one axis, the products of ``duel.measure.canary.inputs``, computed as ``work`` computes its model."""
     return work.applied(_compute, work.placed(tuple(canary.inputs().values()))).cpu().numpy()
 
 

@@ -11,7 +11,7 @@ from network import COMPUTE
 
 
 def loops(setting: Setting) -> dict[str, Callable[[int], None]]:
-    """ "copy" and "matmul" of ``duel.measure.ceilings``, under the policy that is in force; none through torch_xla."""
+    """Return "copy" and "matmul" of ``duel.measure.ceilings``, under the policy in force; empty with torch_xla."""
     kind, device = setting.device.kind, devices.native(setting.device)
     if kind == "tpu":  # torch_xla would record the rounds and run them as one program
         return {}

@@ -1,4 +1,4 @@
-"""The devices PyTorch can compute on, how precisely they multiply, and what they used. Alone it prints JSON."""
+"""The devices PyTorch can compute on, how precisely they multiply, and what they used. As a script, it prints JSON."""
 
 import dataclasses
 import datetime
@@ -15,24 +15,24 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from duel.catalogue import FRAMEWORK_DEFAULT
 from duel.measure import device as shared
 
-# For each policy: fp32_precision of matmul and of convolution. In bf16 and fp16 operands have 16 bits.
+# For each policy: fp32_precision of matmul and of convolution. Under bf16 and fp16, operands have 16 bits.
 FP32_PRECISION = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "fp16": "ieee", "float64": "ieee"}
-# The same on a TPU, as the twin has it. XLA's own default multiplies float32 in bfloat16.
+# The same on a TPU, as in the twin. By default, XLA multiplies float32 in bfloat16.
 XLA_PRECISION = {"fp32": "highest", "tf32": "high", "bf16": "default", "fp16": "default", "float64": "highest"}
-MEETING_SECONDS = 300  # a cold file system takes minutes to import a framework; a death is seen without this
+MEETING_SECONDS = 300  # importing a framework from a cold file system takes minutes; dead processes are noticed anyway
 
 
 def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Device:
-    """The device to compute on; None takes the best available. ValueError naming what is available instead.
+    """Return the device to compute on, the best available for None. ValueError names what is available instead.
 
-    Call it before anything else of PyTorch, as in the twin. It lets the processes of ``world`` find each other.
+    Call it before anything else in PyTorch, as in the twin. It joins the processes of ``world``.
     """
     if kind == "tpu" and not shared.installed("torch_xla"):
         raise ValueError(
             "device kind 'tpu': PyTorch reaches a TPU through torch_xla, which this interpreter lacks; "
             f"valid: an interpreter with torch_xla, or here: {', '.join(device.kind for device in available())}"
         )
-    # To list an accelerator takes hold of it, and then its memory would be counted for what the processor did.
+    # Listing an accelerator takes hold of it, and its memory would then be reported for work done on the CPU.
     device = shared.choose(kind, [shared.cpu()] if kind == "cpu" else available())
     if world.size > 1:
         if device.kind == "gpu":
@@ -48,13 +48,13 @@ def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Devic
 
 
 def leave() -> None:
-    """Part from the other processes of a world, once all of them are done."""
+    """Leave the world, once all of its processes are done."""
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
 def available() -> list[shared.Device]:
-    """Every kind of device there is, the best first."""
+    """Return every kind of device there is, the best first."""
     found = []
     if shared.installed("torch_xla"):
         importlib.import_module("torch_xla")
@@ -72,14 +72,14 @@ def available() -> list[shared.Device]:
 
 
 def native(device: shared.Device) -> Any:
-    """The framework's own object for the first device of ``device.kind``."""
+    """Return the framework's own object for this process's device of ``device.kind``."""
     if device.kind == "tpu":
         return _xla().device()
     return torch.device("cuda", torch.cuda.current_device()) if device.kind == "gpu" else torch.device(device.kind)
 
 
 def set_precision(policy: str) -> None:
-    """Make ``policy`` (of the catalogue, or float64 for proofs) hold for everything that is computed from now on."""
+    """Set ``policy`` (of the catalogue, or float64 for proofs) for everything computed from now on."""
     if policy != FRAMEWORK_DEFAULT:
         # Only the new interface: once it is used, reading the old allow_tf32 raises.
         torch.backends.cuda.matmul.fp32_precision = FP32_PRECISION[policy]
@@ -92,7 +92,7 @@ def set_precision(policy: str) -> None:
 
 
 def peak_memory_bytes() -> tuple[int, str]:
-    """Peak memory of this process so far, and what it counts: "allocator_peak" or "host_peak_rss"."""
+    """Return this process's peak bytes so far, and what they count: "allocator_peak" or "host_peak_rss"."""
     if peak := _xla_memory().get("peak_bytes_used"):
         return peak, "allocator_peak"
     if torch.cuda.is_initialized():
@@ -101,25 +101,25 @@ def peak_memory_bytes() -> tuple[int, str]:
 
 
 def reserved_bytes() -> int | None:
-    """Peak of what the allocator has taken from the device; None where it does not say."""
+    """Return the peak bytes that the allocator took from the device; None if unknown."""
     return torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else None
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide what runs."""
+    """Return the versions of the packages that decide what runs."""
     built = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version() or "")}
     found = shared.installed("torch", "torchvision", "triton", "torch_xla", "libtpu")
     return found | {name: text for name, text in built.items() if text}
 
 
 def _xla() -> Any:
-    """torch_xla if this process reaches a TPU through it, else None. Nothing but ``available`` loads it."""
+    """Return torch_xla if this process reaches a TPU through it, else None. Only ``available`` loads it."""
     xla = sys.modules.get("torch_xla")
     return xla if xla is not None and xla.runtime.device_type() == "TPU" else None
 
 
 def _xla_memory() -> dict[str, int]:
-    """bytes_used, bytes_limit and peak_bytes_used of the TPU; empty where there is none, or it does not say."""
+    """Return the TPU's bytes_used, bytes_limit and peak_bytes_used; empty without a TPU or without statistics."""
     try:
         return _xla().core.xla_model.get_memory_info() if _xla() else {}
     except RuntimeError:  # no statistics on this platform

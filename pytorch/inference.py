@@ -1,4 +1,4 @@
-"""Inference on one device: the forward pass in evaluation, operation by operation or compiled."""
+"""Inference on one device: the forward pass in evaluation, eager or compiled."""
 
 import functools
 from typing import Any
@@ -10,11 +10,11 @@ from network import Network
 
 
 class Inference(Network):
-    """The forward pass with the running statistics, on the batches of the pool, taken in turn."""
+    """The forward pass with running statistics, on the batches of the pool, taken in turn."""
 
     @torch.inference_mode()
     def step(self, index: int) -> Any:
-        """Dispatch the pass over batch ``index`` modulo the pool; its logits, which may not be ready yet."""
+        """Dispatch the pass over batch ``index`` modulo the pool; return its logits, which may not be ready yet."""
         self._switch(train=False)
         logits = self._run(self._model, self._batches[index % len(self._batches)][0])
         if self._xla:
@@ -22,7 +22,7 @@ class Inference(Network):
         return logits
 
     def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """The logits behind ``handle``, of each ``every``-th sample."""
+        """Return the logits of ``handle``, (N, classes) or with more axes, for every ``every``-th sample."""
         return {"logits": handle[::every].cpu().numpy()}
 
     @functools.cached_property

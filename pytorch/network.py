@@ -1,7 +1,7 @@
-"""The network of a benchmark on one device, with its weights and batches: what is trained, proved and evaluated.
+"""A benchmark's network on one device, with its weights and batches: what is trained, proved and evaluated.
 
-On a TPU, torch_xla only records the operations; its ``sync`` gives them to the device as one program, which is compiled
-when it is new.
+On a TPU, torch_xla only records the operations; its ``sync`` sends them to the device as one program, which is compiled
+if it is new.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ ATTENTION = {
 
 
 def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nn.Module:
-    """The model of ``benchmark`` at ``size``, without weights; ``per_sample``: group norms stand for batch norms."""
+    """Return the model, without meaningful weights; ``per_sample`` has group norms in place of batch norms."""
     model = importlib.import_module(f"models.{benchmark.name}").build(**benchmark.sizes[size].model)
     for module in list(model.modules()) if per_sample else ():
         for name, child in module.named_children():
@@ -48,13 +48,13 @@ def build(benchmark: Benchmark, size: str, per_sample: bool = False) -> nn.Modul
 
 
 def count_flops(benchmark: Benchmark, size: str, inputs: tuple[npt.NDArray[Any], ...]) -> int:
-    """FLOPs of the forward pass in evaluation: two for each multiply-add of matrix products and convolutions.
+    """Return the FLOPs of the forward pass in evaluation: two per multiply-add of matrix products and convolutions.
 
-    Nothing is computed: the device "meta" has shapes alone, so only those of ``inputs`` matter.
+    Nothing is computed: the "meta" device has only shapes, so only those of ``inputs`` matter.
     """
-    # Imported where it is needed: its memory would count as the network's.
+    # Imported only here: at the top, its memory would count as the network's.
     flop_counter = importlib.import_module("torch.utils.flop_counter")
-    plain = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the counter knows not every kernel
+    plain = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # the counter lacks some other kernels
     with torch.device("meta"), plain, flop_counter.FlopCounterMode(display=False) as counter:
         arrays = [torch.empty(a.shape, dtype=torch.float32 if a.dtype.kind == "f" else torch.int64) for a in inputs]
         build(benchmark, size).eval()(*arrays)
@@ -62,21 +62,21 @@ def count_flops(benchmark: Benchmark, size: str, inputs: tuple[npt.NDArray[Any],
 
 
 def _share_batch_norms(model: nn.Module, device: torch.device) -> None:
-    """Let batch norms in training take the statistics of all processes' batches together, as in the twin."""
+    """Make batch norms take their training statistics over all processes' batches, as in the twin."""
     if device.type != "cpu":
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return
-    for module in model.modules():  # torch's own refuses processors
+    for module in model.modules():  # torch's own rejects CPUs
         if isinstance(module, nn.BatchNorm2d):
             module.__class__ = _layers.SharedBatchNorm
 
 
 def _set_globally(setting: Setting) -> None:
-    """Switches that PyTorch has for the whole process."""
+    """Set the switches that PyTorch has for the whole process."""
     if setting.on("cudnn_benchmark"):
         torch.backends.cudnn.benchmark = True
     if setting.on("deterministic"):
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it where it begins
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS reads it when it starts
         torch.use_deterministic_algorithms(True)
     kernel = setting.value("attention")
     if kernel != FRAMEWORKS_CHOICE:
@@ -85,18 +85,18 @@ def _set_globally(setting: Setting) -> None:
 
 
 def _dynamo() -> Any:
-    """Dynamo's own figures. Not imported where nothing is compiled: its memory would count as the network's."""
+    """Return Dynamo's own figures. Not imported if nothing is compiled: its memory would count as the network's."""
     return importlib.import_module("torch._dynamo.utils")
 
 
 def _has_order(tensor: torch.Tensor) -> bool:
-    """Whether NCHW and NHWC would be different orders of its numbers."""
+    """Return whether NCHW and NHWC would differ in the order of the elements of ``tensor`` (N, C, H, W)."""
     channels, height, width = tensor.shape[1:]
     return channels > 1 and height * width > 1
 
 
 class _Names(TorchDispatchMode):
-    """The names of the operations that run inside, in ``seen``."""
+    """A context that records the names of the operations run inside it, in ``seen``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,9 +108,9 @@ class _Names(TorchDispatchMode):
 
 
 class Network:
-    """A model whose weights, and the batches of ``pool``, lie on the device from the start.
+    """A model with its weights and the batches of ``pool``, on the device from the start.
 
-    ``arrays`` are the weights. In a world of several processes each has all weights, and its part of every batch.
+    ``arrays`` are the weights. In a world of several processes, each has all weights and its part of every batch.
     """
 
     execution = "eager"
@@ -124,7 +124,7 @@ class Network:
         self._xla: Any = importlib.import_module("torch_xla") if setting.device.kind == "tpu" else None
         if self._xla:
             self.execution = "lazy"
-        if setting.on("compile"):  # whether it was is found out by ``observed``
+        if setting.on("compile"):  # ``observed`` finds out whether it was
             self.execution = "compiled"
         self._dtype = torch.float64 if setting.precision == "float64" else torch.float32
         self._format = torch.channels_last if setting.on("channels_last") else torch.contiguous_format
@@ -143,17 +143,17 @@ class Network:
         self._batches: list[tuple[Any, ...]] = [self._put_batch(batch) for batch in parts]
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Begin anew from other weights; what is compiled stays."""
+        """Start over from ``arrays``; what is compiled stays."""
         weights.load(self._model, arrays)
 
     def compile(self) -> float | None:
-        """None: nothing is compiled ahead of time; where ``step`` is lazy or compiled, its first calls compile it."""
+        """Return None: nothing is compiled ahead; if ``step`` is lazy or compiled, its first calls compile it."""
         return None
 
     def compile_times(self) -> dict[str, float]:
-        """Seconds of each of JAX's stages of what was compiled, as far as they can be told; empty where nothing was.
+        """Return the seconds spent in JAX's stages, those that are known; empty if nothing was compiled.
 
-        Dynamo's trace, and what its backend took to compile that; nothing is lowered in between.
+        Dynamo's trace, and its backend's compilation of that; nothing is lowered in between.
         """
         if self.execution != "compiled":
             return {}
@@ -162,16 +162,16 @@ class Network:
         return {"trace_seconds": spent["total_wall_time"] - backend, "backend_seconds": backend}
 
     def forget(self) -> None:
-        """Drop what is compiled, but not what is kept of it in files: as a process is that starts again."""
+        """Drop what is compiled but not what is cached in files, as if the process were restarted."""
         torch._dynamo.reset()
 
     def planned_bytes(self) -> int | None:
-        """None: no plan is made of what a step has at once."""
+        """Return None: there is no plan of the memory that a step uses at once."""
         return None
 
     def observed(self) -> dict[str, tuple[str, str]]:
-        """Of switches the values that were found in what has run, and what shows them. It moves running statistics."""
-        # Of one channel, or of one pixel, an array has both orders at once.
+        """Return, by switch, the value found in what has run, and the evidence. It may move running statistics."""
+        # With one channel or one pixel, an array has both orders at once.
         images = [t for t in (*self._model.parameters(), *self._batches[0][0]) if t.ndim == 4]
         nhwc = [t.is_contiguous(memory_format=torch.channels_last) for t in images if _has_order(t)]
         found = {"channels_last": ("on" if nhwc and all(nhwc) else "off", f"strides, {sum(nhwc)} of {len(nhwc)}")}
@@ -197,17 +197,17 @@ class Network:
         return found | self._observed_here()
 
     def _observed_here(self) -> dict[str, tuple[str, str]]:
-        """What ``observed`` finds of this kind of work alone."""
+        """Return what ``observed`` finds only for this kind of work."""
         return {}
 
     def _names(self, run: Callable[[], Any]) -> list[str]:
-        """The names of the operations that ``run`` dispatches."""
+        """Return the names of the operations that ``run`` dispatches."""
         with _Names() as names:
             run()
         return list(names.seen)
 
     def _compiled(self, function: Any) -> Any:
-        """``function``, compiled where the switch is on."""
+        """Return ``function``, compiled if the switch is on."""
         if not self._setting.on("compile"):
             return function
         graphs = self._setting.on("cuda_graphs")
@@ -224,19 +224,19 @@ class Network:
             torch.accelerator.synchronize(self._device)
 
     def read(self, handle: Any) -> None:
-        """Bring a result of the step behind ``handle`` to the host, which it cannot leave before the step has ended."""
+        """Copy a result of ``handle``'s step to the host, which it cannot reach before the step has ended."""
         first = handle if isinstance(handle, torch.Tensor) else next(iter(handle.values()))
         first.reshape(-1)[:1].cpu()
 
     def samples(self) -> int:
-        """Samples that a step takes, over all devices, by the shapes of what it is given."""
+        """Return the samples a step takes, over all devices, by the shapes of its inputs."""
         return self._taken() * self._world.size
 
     def _taken(self) -> int:
         return min(len(inputs[0]) for inputs, *_ in self._batches)
 
     def accuracy(self, batch: Batch) -> float:
-        """Share of ``batch`` that the model, with its running statistics, classifies rightly."""
+        """Return the share of ``batch``, labels (N,), that the model classifies correctly with running statistics."""
         correct = 0
         for chunk in batch.chunks():
             inputs, labels = self._put_batch(chunk)
@@ -244,26 +244,26 @@ class Network:
         return correct / len(batch.labels)
 
     def export(self) -> dict[str, npt.NDArray[Any]]:
-        """The current weights, as ``weights.export`` names them."""
+        """Return the current weights, as ``weights.export`` names them."""
         return weights.export(self._model)
 
     def held(self) -> Iterator[Batch]:
-        """The batches as they lie on the device, in the order in which they are taken."""
+        """Yield the batches as they are on the device, in the order in which they are taken."""
         for inputs, labels, *_ in self._batches:
             arrays = [tensor.cpu().numpy() for tensor in (*inputs, labels)]
             *first, last = [array.astype(np.int32) if array.dtype == np.int64 else array for array in arrays]
             yield Batch(tuple(first), last)
 
     def layers(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """What each module gives for batch ``index`` in evaluation, by its name and in the order of the calls.
+        """Return each module's output for batch ``index`` in evaluation, by module name, in the order of the calls.
 
-        The whole model's name is empty: the logits. Images are (N, channels, height, width).
+        The whole model's name is empty, its output the logits. Images are (N, channels, height, width).
         """
         recorded: dict[str, npt.NDArray[Any]] = {}
 
         def record(name: str, result: Any) -> None:
             result = result[0] if isinstance(result, tuple) else result
-            # a copy: an activation in place would change what its layer gave
+            # a copy: an in-place activation would change the output of the layer before it
             recorded[name] = result.detach().to("cpu", self._dtype, copy=True).numpy()
 
         hooks = [
@@ -277,29 +277,29 @@ class Network:
 
     @torch.no_grad()
     def _evaluate(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Logits with the running statistics."""
+        """Return the logits with running statistics."""
         return self._forward(inputs, train=False)
 
     def _forward(self, inputs: tuple[torch.Tensor, ...], train: bool) -> torch.Tensor:
-        """Logits in full precision."""
+        """Return the logits in full precision."""
         self._switch(train)
         return self.applied(self._trained if train else self._model, inputs)
 
     def _switch(self, train: bool) -> None:
-        if self._model.training != train:  # it walks all modules, which a small network notices
+        if self._model.training != train:  # it walks all modules, which costs small networks time
             self._model.train(train)
 
     def applied(self, model: Any, inputs: tuple[Any, ...]) -> torch.Tensor:
-        """What ``model`` gives for ``inputs`` under the policy and the switches, in full precision.
+        """Return ``model(*inputs)`` under the policy and the switches, in full precision.
 
-        All that is measured goes through here, and so does the canary.
+        Everything measured goes through here, and so does the canary.
         """
         with self._compute:
             result = model(*inputs)
         return result.to(self._dtype)
 
     def agree(self, value: float) -> float:
-        """What rank 0 has for ``value``: for decisions that all processes must take alike."""
+        """Return rank 0's ``value``, for decisions that must be alike in all processes."""
         if self._world.size == 1:
             return value
         shared = torch.tensor(value, device=self._device)
@@ -307,7 +307,7 @@ class Network:
         return float(shared)
 
     def all_reduce(self) -> Any:
-        """Dispatch one all-reduce of as much as the gradients are, and nothing else."""
+        """Dispatch one all-reduce of as many bytes as the gradients have, and nothing else."""
         torch.distributed.all_reduce(self._like_gradients)
 
     @functools.cached_property
@@ -316,7 +316,7 @@ class Network:
         return torch.zeros(parameters, dtype=self._dtype, device=self._device)
 
     def placed(self, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Any, ...]:
-        """``arrays`` on the device, floats in the policy's storage type."""
+        """Return ``arrays`` on the device, floats in the policy's storage type."""
         return tuple(self._put(array) for array in arrays)
 
     def _put(self, array: npt.NDArray[Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Per-sample gradients by ``torch.func``, operation by operation or compiled, or by Opacus."""
+"""Per-sample gradients by ``torch.func``, eager or compiled, or by Opacus."""
 
 import importlib
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Gradients = dict[str, torch.Tensor]
 
 
 def _all_reduced(sums: Gradients) -> Gradients:
-    """The sums over all processes, by one all-reduce."""
+    """Return the sums over all processes, by one all-reduce."""
     vector = torch.cat([array.flatten() for array in sums.values()])
     torch.distributed.all_reduce(vector)
     parts = vector.split([array.numel() for array in sums.values()])
@@ -31,39 +31,39 @@ def _all_reduced(sums: Gradients) -> Gradients:
 
 
 def _gathered(array: torch.Tensor, ranks: int) -> torch.Tensor:
-    """What all processes have, one behind the other."""
+    """Concatenate every process's ``array`` (n, ...) into (ranks * n, ...)."""
     parts = [torch.empty_like(array) for _ in range(ranks)]
     torch.distributed.all_gather(parts, array.contiguous())
     return torch.cat(parts)
 
 
 def _hooked(model: nn.Module) -> Any:
-    """``model`` with Opacus' hooks."""
+    """Return ``model`` with Opacus' hooks."""
     try:
         opacus = importlib.import_module("opacus")
     except ImportError as error:
         raise UserError("--mode opacus: the library is not installed here; 'make opacus' does it") from error
     try:
         return opacus.GradSampleModule(model, loss_reduction="sum")
-    except NotImplementedError as error:  # what Opacus raises for layers that it does not take
+    except NotImplementedError as error:  # what Opacus raises for layers it does not support
         raise UserError(f"--mode opacus: {error}") from error
 
 
 def _cloned(result: Any) -> Any:
-    """A product of its own memory: norms, or an array for each parameter."""
+    """Copy a product to new memory: norms, or an array per parameter."""
     return result.clone() if isinstance(result, torch.Tensor) else {name: a.clone() for name, a in result.items()}
 
 
 def _cut(inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, size: int) -> list[Any]:
-    """A batch as (inputs, labels) of ``size`` samples each: made once, since every view costs microseconds."""
+    """Split a batch into (inputs, labels) of ``size`` samples each. Done once, since every view costs microseconds."""
     each = zip(*(array.split(size) for array in inputs), strict=True)
     return list(zip(each, labels.split(size), strict=True))
 
 
 class PerSampleGradients(Network):
-    """The setting's product for the batches of the pool, taken in turn, ``microbatch`` samples at a time.
+    """The setting's product on the batches of the pool, taken in turn, ``microbatch`` samples at a time.
 
-    Each sample's gradient is that of its own loss. Group norms stand for batch norms, which mix the samples.
+    Each sample's gradient is that of its own loss. Group norms replace batch norms, which mix samples.
     """
 
     _per_sample = True
@@ -74,14 +74,14 @@ class PerSampleGradients(Network):
         self._loss = LOSSES[setting.benchmark.loss]
         super().__init__(setting, pool, arrays)
         self._model.train()
-        # What is loaded later is written into the same memory.
+        # Weights loaded later are written into the same memory.
         self._parameters = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
-        # A weight that modules share would have to be found under all its names, by a walk of them all at every call.
+        # A weight that modules share must be set under all its names, and finding them means a walk at every call.
         self._tied = len(self._parameters) < len(list(self._model.named_parameters(remove_duplicate=False)))
         self._each: Any = vmap(grad(self._sample_loss), (None, 0, 0))
         self._parts = [_cut(inputs, labels, setting.microbatch) for inputs, labels in self._batches]
-        # The other kernels of attention know no axis of samples, and would be called for one sample after the other.
-        # For the whole process: "with sdpa_kernel(...)" takes 0.2 ms of every step.
+        # The other attention kernels do not support an axis of samples and would be called for each one separately.
+        # Set for the whole process: "with sdpa_kernel(...)" takes 0.2 ms of every step.
         for enable in (enable_flash_sdp, enable_mem_efficient_sdp, enable_cudnn_sdp):
             enable(False)
         if setting.precision in COMPUTE:  # torchvision's own attention looks it up there, too
@@ -98,16 +98,16 @@ class PerSampleGradients(Network):
                     module.__class__ = _layers.SampleConv2d
 
     def step(self, index: int) -> Any:
-        """Dispatch the product of batch ``index`` modulo the pool, which may not be ready yet.
+        """Dispatch the product of batch ``index`` modulo the pool and return it; it may not be ready yet.
 
-        "materialised": for each parameter (N, ...). "norms": (N,). "clipped_sum": for each parameter the sum over the
-        samples, each of at most ``CLIP_NORM``.
+        "materialised": (N, ...) by parameter. "norms": (N,). "clipped_sum": by parameter, the sum over samples, each
+        clipped to a norm of at most ``CLIP_NORM``.
         """
         cut = self._parts[index % len(self._parts)]
         parts: list[Any] = []
         for part in cut:
             result = self._run(*part)
-            # The next replay of a graph writes where this one's results are.
+            # The graph's next replay overwrites these results.
             parts.append(_cloned(result) if self._replayed and len(cut) > 1 else result)
         result = parts[0]
         if len(parts) > 1:
@@ -117,7 +117,7 @@ class PerSampleGradients(Network):
                 result = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             else:
                 result = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
-        if self._world.size > 1 and self._product == "clipped_sum":  # gradients of samples stay where they were made
+        if self._world.size > 1 and self._product == "clipped_sum":  # per-sample gradients stay where they were made
             result = _all_reduced(result)
         if self._xla:
             self._xla.sync()
@@ -127,9 +127,9 @@ class PerSampleGradients(Network):
         return min(sum(len(labels) for _, labels in parts) for parts in self._parts)
 
     def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """The arrays behind ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
+        """Return the arrays of ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
 
-        Of a product that has samples those of each ``every``-th one.
+        If the product has samples, those of every ``every``-th one.
         """
         arrays = {"norms": handle} if self._product == "norms" else handle
         if self._product != "clipped_sum":
@@ -139,19 +139,19 @@ class PerSampleGradients(Network):
         return {name: array.cpu().numpy() for name, array in arrays.items()}
 
     def _observed_here(self) -> dict[str, tuple[str, str]]:
-        """Whose hooks there are."""
+        """Return whose hooks are in place."""
         if self._hooked is None:
             return {"opacus": ("off", "no hooks")}
         return {"opacus": ("on", type(self._hooked).__name__)}
 
     @torch.no_grad()
     def _some(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> Any:
-        """What the product keeps of the gradients of a microbatch."""
+        """Return what the product keeps of a microbatch's gradients."""
         return self._reduced(self._each(self._parameters, inputs, labels))
 
     def _by_hooks(self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor) -> Any:
-        """The same, each layer's part made by Opacus on the backward pass of the whole microbatch."""
-        self._hooked.zero_grad(set_to_none=True)  # and what is there of samples
+        """Return the same, each layer's part made by Opacus in the backward pass of the whole microbatch."""
+        self._hooked.zero_grad(set_to_none=True)  # and the per-sample gradients
         with self._compute:
             logits = self._hooked(*inputs)
         losses = vmap(lambda logits, label: self._loss(logits[None], label[None]))(logits.to(self._dtype), labels)
@@ -165,7 +165,7 @@ class PerSampleGradients(Network):
             return self._reduced(gradients)
 
     def _reduced(self, gradients: Gradients) -> Any:
-        """What the product keeps of the gradients (N, ...) of a microbatch."""
+        """Return what the product keeps of a microbatch's gradients (N, ...)."""
         if self._loss_scale != 1:
             torch._foreach_div_(list(gradients.values()), self._loss_scale)
         if self._product == "materialised":
@@ -174,13 +174,13 @@ class PerSampleGradients(Network):
         norms = torch.linalg.vector_norm(torch.stack(each), dim=0)
         if self._product == "norms":
             return norms
-        factors = (CLIP_NORM / norms).clamp(max=1)  # of a gradient of zero: 1
+        factors = (CLIP_NORM / norms).clamp(max=1)  # 1 for a zero gradient
         return {name: torch.tensordot(factors, gradient, 1) for name, gradient in gradients.items()}
 
     def _sample_loss(self, parameters: Gradients, inputs: tuple[torch.Tensor, ...], label: torch.Tensor) -> Any:
         one = tuple(array[None] for array in inputs)
         with self._compute:
             logits = functional_call(self._model, parameters, one, tie_weights=self._tied)
-        # Under vmap and grad even a product with 1, or a cast to the same type, takes what a small layer does.
+        # Under vmap and grad, even a product with 1 or a cast to the same type takes as long as a small layer.
         loss = self._loss(logits if logits.dtype == self._dtype else logits.to(self._dtype), label[None])
         return loss if self._loss_scale == 1 else loss * self._loss_scale

@@ -1,4 +1,4 @@
-"""Training: the optimizer step, operation by operation or with the forward and backward pass compiled."""
+"""Training: the optimizer step, eager or with the forward and backward pass compiled."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from duel.measure.batches import Pool
 from duel.measure.device import Setting
 from network import Network
 
-# PyTorch 2.14 warns of the older name.
+# PyTorch 2.14 warns about the older name.
 _NAMES = inspect.signature(nn.parallel.DistributedDataParallel).parameters
 SEND_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _NAMES else "broadcast_buffers"
 
@@ -34,18 +34,18 @@ class Training(Network):
                 (*batch, torch.tensor(host.present, device=self._device))
                 for batch, host in zip(self._batches, pool.batches, strict=True)
             ]
-            # Running statistics are alike on all ranks already.
+            # Running statistics are the same on all ranks already.
             options: dict[str, Any] = {SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._trained = nn.parallel.DistributedDataParallel(self._model, **options)
         self._differentiable: Any = self._compiled(self._loss_and_logits)
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Begin anew from other weights; what is compiled stays."""
+        """Start over from ``arrays``; what is compiled stays."""
         super().load(arrays)
         self._optimizer = _optimizer(self._recipe, self._model, self._setting.on("fused_optimizer"))
 
     def step(self, index: int) -> Any:
-        """Dispatch one optimizer step on batch ``index`` modulo the pool; its loss, which may not be ready yet."""
+        """Dispatch one optimizer step on batch ``index`` modulo the pool; return its loss, which may not be ready."""
         loss, _ = self._backward(*self._batches[index % len(self._batches)])
         self._optimizer.step()
         if self._xla:
@@ -53,31 +53,31 @@ class Training(Network):
         return loss
 
     def loss(self, handle: Any) -> float:
-        """The loss behind ``handle``, over all devices: where there are several, all ask for it together."""
+        """Return the loss of ``handle``, over all devices: if there are several, all must call this together."""
         if self._world.size > 1:
             handle = handle.clone()
             torch.distributed.all_reduce(handle)
         return float(handle)
 
     def moments(self) -> dict[str, npt.NDArray[Any]]:
-        """Of each trainable parameter what the optimizer keeps of its gradients: the momentum, AdamW's first moment."""
+        """Return, by trainable parameter, what the optimizer keeps of its gradients: momentum, AdamW's first moment."""
         kept = "momentum_buffer" if isinstance(self._recipe, SGD) else "exp_avg"
         state = self._optimizer.state
         found = {name: state[p].get(kept) for name, p in self._model.named_parameters()}
         shapes = weights.shapes(self._model)
-        # None where it has not met a gradient.
+        # None if a parameter has had no gradient.
         return {n: np.zeros(shapes[n], np.float32) if a is None else a.cpu().numpy() for n, a in found.items()}
 
     def count(self) -> int | None:
-        """Steps since ``load`` as the optimizer counts them; None for SGD, which does not."""
+        """Return the steps since ``load`` by the optimizer's own count; None for SGD, which keeps none."""
         if isinstance(self._recipe, SGD):
             return None
         return max((int(state["step"]) for state in self._optimizer.state.values()), default=0)
 
     def passes(self) -> dict[str, Callable[[int], Any]]:
-        """Parts of ``step`` on their own: each dispatches its part for batch ``index`` modulo the pool.
+        """Return functions that each dispatch a part of ``step`` for batch ``index`` modulo the pool.
 
-        "forward" is the loss, of which nothing is kept for a backward pass; "gradient" has that pass, too. Both move
+        "forward" is the loss, without keeping anything for a backward pass; "gradient" includes that pass. Both move
         the running statistics and leave the weights.
         """
 
@@ -100,9 +100,10 @@ class Training(Network):
         return self._differentiable(inputs, labels, count)
 
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
-        """What a step on batch ``index`` would see, without taking it.
+        """Return what a step on batch ``index`` would see, without taking it.
 
-        The loss, the logits (N, classes) with the batch's own statistics, and the gradient by each trainable parameter.
+        That is the loss, the logits (N, classes), or with more axes, with the batch's own statistics, and the gradient
+        with respect to each trainable parameter.
         """
         before = self.export()
         loss, logits = self._backward(*self._batches[index % len(self._batches)])
@@ -114,11 +115,11 @@ class Training(Network):
     def _backward(
         self, inputs: tuple[torch.Tensor, ...], labels: torch.Tensor, count: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(loss, logits); the gradients are left in the parameters' ``grad``. With ``count`` this device's share."""
+        """Leave gradients in the parameters' ``grad``; return (loss, logits). With ``count``, this device's share."""
         self._optimizer.zero_grad(set_to_none=True)
         self._switch(train=True)
         loss, logits = self._differentiable(inputs, labels, count)
-        # Between devices gradients are averaged where their sum is wanted.
+        # Gradients are averaged over devices, but their sum is needed.
         scale = self._loss_scale * self._world.size
         if scale == 1:
             loss.backward()
@@ -127,7 +128,7 @@ class Training(Network):
         if self._loss_scale != 1:
             gradients: list[Any] = [p.grad for p in self._model.parameters()]
             torch._foreach_div_(gradients, self._loss_scale)
-        if self._setting.on("cuda_graphs"):  # the next replay writes where this one's results are
+        if self._setting.on("cuda_graphs"):  # the next replay overwrites this one's results
             loss = loss.clone()
         return loss.detach(), logits.detach()
 
@@ -138,7 +139,7 @@ class Training(Network):
         return self._loss(logits, labels, count), logits
 
     def _observed_here(self) -> dict[str, tuple[str, str]]:
-        """The optimizer's kernel; it takes one more step for that."""
+        """Return the optimizer's kernel; takes one more step to find it."""
         names = self._names(self._optimizer.step)
         fused = [name for name in names if "_fused_" in name]
         return {"fused_optimizer": ("on" if fused else "off", ", ".join(fused) or f"{len(names)} others")}
@@ -154,9 +155,9 @@ def _optimizer(recipe: SGD | AdamW, model: nn.Module, fused: bool) -> torch.opti
 
 
 def _softmax_loss(logits: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:
-    """Cross-entropy of ``logits`` (..., classes) with all ``labels`` (...) that are not -1: sum / ``count``.
+    """Return the cross-entropy of ``logits`` (..., classes) with all ``labels`` (...) that are not -1: sum / ``count``.
 
-    Without ``count`` the mean.
+    Without ``count``, the mean.
     """
     if logits.ndim > 2:
         logits, labels = logits.flatten(0, -2), labels.flatten()
@@ -166,7 +167,7 @@ def _softmax_loss(logits: torch.Tensor, labels: torch.Tensor, count: torch.Tenso
 
 
 def _sigmoid_loss(logits: torch.Tensor, labels: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:
-    """Binary cross-entropy of ``logits`` (...) with all ``labels`` (...) that are not -1, the same way."""
+    """Return the binary cross-entropy of ``logits`` (...) with all ``labels`` (...) that are not -1, likewise."""
     there = (labels >= 0).to(logits.dtype)
     each = functional.binary_cross_entropy_with_logits(logits, labels.clamp(min=0).to(logits.dtype), reduction="none")
     return (each * there).sum() / (there.sum() if count is None else count)

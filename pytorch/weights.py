@@ -1,9 +1,9 @@
-"""Weights in and out of a PyTorch model, under torchvision's names and in its layouts.
+"""Load and export the weights of a PyTorch model, under torchvision's names and in its layouts.
 
 They are the ``state_dict`` itself, without ``num_batches_tracked``: it counts steps and changes nothing at a fixed
 momentum.
 
-``python pytorch/weights.py --benchmark B --source FILE --folder DIR`` makes of a checkpoint the safetensors file that
+``python pytorch/weights.py --benchmark B --source FILE --folder DIR`` turns a checkpoint into the safetensors file that
 both sides read; ``main.py --weights`` calls it.
 """
 
@@ -22,49 +22,49 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-if __name__ == "__main__":  # behind everything else, as in run.py
+if __name__ == "__main__":  # last on the path, as in run.py
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from duel.catalogue import BENCHMARKS
 from duel.measure import parameters
 
 _VALID = "valid is what torch.save(model.state_dict(), FILE) writes, also under the key 'state_dict' or 'model'"
-# torchvision's published ViT is older than these names of its layers.
+# torchvision's published ViT predates the newer of these layer names.
 _OLD_NAMES = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter and running statistic."""
+    """Return the name and shape of every parameter and running statistic."""
     return {name: tuple(tensor.shape) for name, tensor in _tensors(model).items()}
 
 
 def trainable(model: nn.Module) -> tuple[str, ...]:
-    """Names of what the optimizer changes: all but the running statistics."""
+    """Return the names of what the optimizer changes: all but the running statistics."""
     return tuple(name for name, _ in model.named_parameters())
 
 
 def load(model: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Set every parameter and running statistic; ValueError listing all that is missing, extra or misshapen."""
+    """Set every parameter and running statistic; ValueError lists everything missing, extra or of another shape."""
     parameters.check(shapes(model), arrays)
     for name, tensor in _tensors(model).items():
         tensor.copy_(torch.from_numpy(arrays[name]))
 
 
 def export(model: nn.Module) -> dict[str, npt.NDArray[Any]]:
-    """Copies of every parameter and running statistic."""
+    """Return copies of every parameter and running statistic."""
     return {name: tensor.cpu().numpy().copy() for name, tensor in _tensors(model).items()}
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The model's own tensors, detached: what is written into them is written into the model."""
+    """Return the model's own tensors, detached: writing into them changes the model."""
     return {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("num_batches_tracked")}
 
 
 def _convert(benchmark: str, size: str, source: str, folder: Path) -> Path:
-    """The safetensors file in ``folder`` with the weights of ``source``, named after the hash of that.
+    """Write the weights of ``source`` to a safetensors file in ``folder``, and return its path.
 
-    ``source`` is "pretrained", a checkpoint or a safetensors file. Raises ValueError, with every misfit at once, for
-    what cannot be read or does not fit the benchmark in this size.
+    The file is named after the hash of ``source``, which is "pretrained", a checkpoint or a safetensors file. Raises
+    ValueError, listing every misfit at once, if the source cannot be read or does not fit the benchmark in this size.
     """
     import network  # which imports this module
 
@@ -84,15 +84,15 @@ def _convert(benchmark: str, size: str, source: str, folder: Path) -> Path:
 
 
 def _published(benchmark: str) -> Path:
-    """torchvision's checkpoint, downloaded if it is not there: the first one, which most published figures use."""
+    """Return torchvision's checkpoint, downloaded if missing: the first version, which most published figures use."""
     import torchvision
 
     url = torchvision.models.get_model_weights(BENCHMARKS[benchmark].torchvision).IMAGENET1K_V1.url
     file = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
     if not file.exists():
-        socket.setdefaulttimeout(60)  # a network that swallows everything would be waited for without end
+        socket.setdefaulttimeout(60)  # otherwise a network that drops everything would hang this forever
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # ours is for the result
+            with contextlib.redirect_stdout(sys.stderr):  # stdout is for the result
                 torch.hub.load_state_dict_from_url(url, weights_only=True, check_hash=True, progress=False)
         except (OSError, RuntimeError, http.client.HTTPException) as error:
             raise ValueError(
@@ -110,8 +110,8 @@ def _sha256(file: Path) -> str:
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint or a safetensors file, by name. No code that either may hold is executed."""
-    file.open("rb").close()  # raises OSError for what cannot be opened: below, that would be taken for damage
+    """Return the tensors of a checkpoint or a safetensors file, by name. No code in either is executed."""
+    file.open("rb").close()  # raises OSError if it cannot be opened: below, that would be taken for damage
     if file.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -121,10 +121,10 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
         except SafetensorError as error:
             raise ValueError(f"{file} is damaged, or no safetensors file: {error}") from error
     try:
-        # torchvision's references keep their arguments beside the model, in a plain Namespace.
+        # torchvision's reference scripts store their arguments next to the model, in a plain Namespace.
         with torch.serialization.safe_globals([argparse.Namespace]):
             found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever reading some file as a pickle may raise
+    except Exception as error:  # reading an arbitrary file as a pickle may raise anything
         raise ValueError(f"{file} {_fault(file, error)}; {_VALID}") from error
     for key in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
@@ -138,14 +138,14 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _fault(file: Path, error: Exception) -> str:
-    """What is wrong with a file that torch.load refused."""
+    """Return what is wrong with a file that torch.load rejected."""
     if code := re.search(r"GLOBAL (\S+)", str(error)):
         return f"holds code ({code[1]}), which is not executed"
     with open(file, "rb") as opened:
         begins = opened.read(2)
     if not (begins == b"PK" or begins[:1] == b"\x80"):  # neither an archive nor an older checkpoint's pickle
         return "is no checkpoint of PyTorch"
-    words = str(error).partition("\n")[0] or type(error).__name__  # it may be the machine and not the file
+    words = str(error).partition("\n")[0] or type(error).__name__  # it may be the machine, not the file
     return f"could not be read ({words}): truncated, damaged or of another kind"
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from duel import datasets
 from duel.catalogue import Benchmark, Citations, Images, Molecules, Tokens
 
-# A pool is larger than one batch so that no cache and no constant folding can learn it by heart.
+# A pool is larger than one batch so that neither caches nor constant folding can memorise it.
 POOL_BATCHES = 8
 MISSING_LABELS = 0.6  # share of labels, as in ogbg-molpcba (Hu et al. 2020, arXiv:2005.00687)
 EVALUATION_CHUNK = 500  # samples per forward pass in evaluation, whatever the batch size
@@ -19,7 +19,7 @@ EVALUATION_CHUNK = 500  # samples per forward pass in evaluation, whatever the b
 
 @dataclass(frozen=True)
 class Batch:
-    """What the model takes, arrays whose first axis are the N samples, and their labels.
+    """The model's inputs, arrays whose first axis is the N samples, and their labels.
 
     ================  ==========================================================================  ==================
     catalogue         inputs                                                                      labels
@@ -28,7 +28,7 @@ class Batch:
     Tokens            ids (N, length) int32                                                       (N,) or (N, length)
     Molecules         nodes (N, nodes, node features) and edges (N, edges, edge features)         (N, tasks)
                       float32, senders and receivers (N, edges) int32, masks of the nodes and
-                      of the edges that are no padding, (N, nodes) and (N, edges) float32
+                      edges that are not padding, (N, nodes) and (N, edges) float32
     Citations         nodes (N, nodes, features) float32, senders and receivers (N, edges +       (N, nodes)
                       nodes) int32 and weights of these edges, float32
     ================  ==========================================================================  ==================
@@ -42,11 +42,11 @@ class Batch:
 
     @property
     def present(self) -> int:
-        """Labels that are not missing: what a mean loss is divided by, whichever device has them."""
+        """The number of labels that are not missing: the divisor of a mean loss, whichever device has them."""
         return int((self.labels >= 0).sum())
 
     def part(self, rank: int, ranks: int) -> "Batch":
-        """The ``rank``th of ``ranks`` parts of one size. Raises ValueError where there are none."""
+        """Return the ``rank``th of ``ranks`` equal parts. Raises ValueError if the batch cannot be split equally."""
         samples, rest = divmod(len(self.labels), ranks)
         if rest:
             raise ValueError(f"batch size {len(self.labels)} does not divide among {ranks} devices")
@@ -54,7 +54,7 @@ class Batch:
         return Batch(tuple(array[part] for array in self.inputs), self.labels[part])
 
     def chunks(self) -> Iterator["Batch"]:
-        """The batch, of samples that know nothing of each other, in parts of at most ``EVALUATION_CHUNK``."""
+        """Yield the batch, whose samples are independent, in parts of at most ``EVALUATION_CHUNK``."""
         for start in range(0, len(self.labels), EVALUATION_CHUNK):
             part = slice(start, start + EVALUATION_CHUNK)
             yield Batch(tuple(array[part] for array in self.inputs), self.labels[part])
@@ -64,7 +64,7 @@ class Batch:
 class Pool:
     """At least ``POOL_BATCHES`` batches of one shape, taken in turn; ``held_out`` is None for synthetic data.
 
-    ``dataset`` says where the samples came from, ``sha256`` is over all arrays in order.
+    ``dataset`` names the source of the samples; ``sha256`` covers all arrays in order.
     """
 
     batches: tuple[Batch, ...]
@@ -75,11 +75,11 @@ class Pool:
 
 
 def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folder: Path) -> Pool:
-    """The pool of ``benchmark`` at ``size``, the same for the same arguments and data.
+    """Return the pool of ``benchmark`` at ``size``, the same for the same arguments and data.
 
-    Synthetic numbers are N(0,1) and never constant: zeros draw less power and run faster on a GPU. Real data are
-    shuffled and cut into full batches, the rest is dropped; a data set of too few batches is shuffled again and again.
-    Raises ValueError where ``batch_size`` is not positive or larger than the data set.
+    Synthetic numbers are N(0, 1), never constant: zeros draw less power and run faster on a GPU. Real data are shuffled
+    and cut into full batches, dropping the rest; a data set of too few batches is reshuffled until there are enough.
+    Raises ValueError if ``batch_size`` is not positive or larger than the data set.
     """
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}; at least 1 is needed")
@@ -106,7 +106,7 @@ def _make(inputs: Images | Tokens | Molecules | Citations, samples: int, generat
         case Images():
             shape = (samples, inputs.channels, inputs.height, inputs.width)
             return Batch((_normal(shape, generator),), _integers(inputs.classes, (samples,), generator))
-        case Tokens(classes=None):  # one token more than is read: the last one's label
+        case Tokens(classes=None):  # one token more than is read: the label of the last
             tokens = _integers(inputs.vocabulary, (samples, inputs.length + 1), generator)
             return Batch((tokens[:, :-1].copy(),), tokens[:, 1:].copy())
         case Tokens():
@@ -119,7 +119,7 @@ def _make(inputs: Images | Tokens | Molecules | Citations, samples: int, generat
 
 
 def _molecules(inputs: Molecules, samples: int, generator: np.random.Generator) -> Batch:
-    """Trees with some rings closed, of half to all of the nodes but one: that one is always there for the padding."""
+    """Make trees with some rings closed, of half to all but one of the nodes: the last is always left for padding."""
     ends = np.full((samples, 2, inputs.edges), inputs.nodes - 1, np.int32)  # senders, receivers
     node_mask = np.zeros((samples, inputs.nodes), np.float32)
     edge_mask = np.zeros((samples, inputs.edges), np.float32)
@@ -137,7 +137,7 @@ def _molecules(inputs: Molecules, samples: int, generator: np.random.Generator) 
     senders, receivers = ends[:, 0].copy(), ends[:, 1].copy()
     labels = _integers(2, (samples, inputs.tasks), generator)
     missing = generator.random(labels.shape) < MISSING_LABELS
-    missing[missing.all(1), 0] = False  # of a sample without a label there would be no loss, nor a gradient
+    missing[missing.all(1), 0] = False  # a sample without a label would have no loss and no gradient
     labels[missing] = -1
     nodes_in = _normal((samples, inputs.nodes, inputs.node_features), generator)
     edges_in = _normal((samples, inputs.edges, inputs.edge_features), generator)
@@ -145,14 +145,14 @@ def _molecules(inputs: Molecules, samples: int, generator: np.random.Generator) 
 
 
 def _citations(inputs: Citations, samples: int, generator: np.random.Generator) -> Batch:
-    """Random graphs with an edge from each node to itself, and the weights of Kipf and Welling 2016, equation 2."""
+    """Make random graphs with a self-loop at each node, and the weights of Kipf and Welling 2016, equation 2."""
     ends = np.empty((samples, 2, inputs.edges + inputs.nodes), np.int32)
     weights = np.empty((samples, inputs.edges + inputs.nodes), np.float32)
     labels = np.full((samples, inputs.nodes), -1, np.int32)
     itself = np.arange(inputs.nodes, dtype=np.int32)
     for sample in range(samples):
         first = generator.integers(inputs.nodes, size=inputs.edges // 2, dtype=np.int32)
-        # never the node itself: that edge is added for every node below
+        # never the node itself: below, every node gets a self-loop
         second = (first + generator.integers(1, inputs.nodes, size=len(first), dtype=np.int32)) % inputs.nodes
         both_ways = np.array([[*first, *second, *itself], [*second, *first, *itself]], np.int32)
         ends[sample] = both_ways[:, np.argsort(both_ways[1], kind="stable")]
@@ -173,7 +173,7 @@ def _integers(below: int, shape: tuple[int, ...], generator: np.random.Generator
 
 
 def sha256(batches: Iterable[Batch]) -> str:
-    """Of all arrays, in order."""
+    """Return the hash of all arrays, in order."""
     digest = hashlib.sha256()
     for batch in batches:
         for array in (*batch.inputs, batch.labels):

@@ -19,7 +19,7 @@ Arrays = dict[str, npt.NDArray[np.float32]]
 
 
 def initialise(shapes: Mapping[str, tuple[int, ...]], seed: int, randomise: bool = False) -> Arrays:
-    """One float32 array per entry of ``shapes``, which must hold the whole model.
+    """Return one float32 array per entry of ``shapes``, which must cover the whole model.
 
     The rule, by the last part of a name and the number of dimensions:
 
@@ -30,39 +30,39 @@ def initialise(shapes: Mapping[str, tuple[int, ...]], seed: int, randomise: bool
     weight        2 dimensions: linear layer,   N(0, 1 / in), LeCun et al. 1998
                   or embedding (count, in)
     weight        1 dimension: norm             1
-    token,        3 dimensions, the first two   N(0, 0.02²), as Dosovitskiy et al. 2020 have it
+    token,        3 dimensions, the first two   N(0, 0.02²), as in Dosovitskiy et al. 2020
     embedding     of which are for broadcasting
     bias          any                           0
     running_mean  batch norm                    0
     running_var   batch norm                    1
     ============  ============================  ==============================================
 
-    A last part counts by how it ends: ``in_proj_weight`` is a weight.
+    A last part is matched by its ending: ``in_proj_weight`` is a weight.
 
     Each array has its own generator, seeded by ``seed`` and its name, so neither order nor selection changes a value.
 
-    ``randomise`` draws what would be a constant: norm weights and running variances from U(0.5, 1.5), biases and
-    running means from N(0, 0.1²). Parity tests need it: at a constant start they would miss such terms.
+    ``randomise`` draws what would otherwise be constant: norm weights and running variances from U(0.5, 1.5), biases
+    and running means from N(0, 0.1²). Parity tests need it: with constants, they would miss such terms.
     Raises ValueError for a tensor the rule does not cover.
     """
     return {name: _draw(name, shape, seed, randomise) for name, shape in shapes.items()}
 
 
 def known(shapes: Mapping[str, tuple[int, ...]], seed: int, smooth: bool) -> Arrays:
-    """As ``initialise`` with ``randomise``; unless the network is ``smooth``, norm weights are from U(0.25, 0.75) and
-    norm biases from N(1, 0.1²).
+    """Return weights as ``initialise`` does with ``randomise``; unless the network is ``smooth``, norm weights are from
+    U(0.25, 0.75) and norm biases from N(1, 0.1²).
 
-    What rounding does to a result is its bound, and a deep network of norms and ReLUs magnifies it: the gradient of
-    ResNet-50 at full size (8 images, fp32, a CPU) moves by 133 % of itself where weights move by one rounding of
-    bfloat16, so that nothing could be told apart, and by 0.9 % from these weights, where few activations are near
-    their kink. Attention and GELU have no kinks, and there such norms do harm: all tokens become alike, so that
-    gradients are small differences of large numbers, and shrink by 2.6 from a layer of BERT-Base to the one before.
+    The bound on a result is the effect of rounding on it, which a deep network of norms and ReLUs magnifies: if weights
+    change by one rounding of bfloat16, the gradient of ResNet-50 at full size (8 images, fp32, on a CPU) changes by
+    133 %, so that nothing could be distinguished, but with these weights, which leave few activations near their kink,
+    by 0.9 %. Attention and GELU have no kinks, and such norms hurt them: all tokens become alike, so that gradients are
+    small differences of large numbers and shrink by a factor of 2.6 from one layer of BERT-Base to the one before.
     """
     arrays = initialise(shapes, seed, randomise=True)
     for name, array in () if smooth else arrays.items():
         stem, _, last = name.rpartition(".")
         if last in ("weight", "bias") and len(shapes.get(f"{stem}.weight", ())) == 1:
-            # From U(0.5, 1.5), and N(0, 0.1²).
+            # ``initialise`` drew them from U(0.5, 1.5) and N(0, 0.1²).
             arrays[name] = np.asarray(array / 2 if last == "weight" else array + 1, np.float32)
     return arrays
 
@@ -90,7 +90,7 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, randomise: bool) -> npt.
 
 
 def trainable(named: Mapping[str, T]) -> dict[str, T]:
-    """Of ``named`` what an optimizer changes: all but running statistics."""
+    """Return the entries of ``named`` that an optimizer changes: all but running statistics."""
     return {name: value for name, value in named.items() if ".running_" not in name}
 
 
@@ -108,7 +108,7 @@ def check(shapes: Mapping[str, tuple[int, ...]], arrays: Mapping[str, npt.NDArra
 
 
 def sha256(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Hash of names, types, shapes and values, whatever the order of the mapping."""
+    """Return the hash of names, types, shapes and values, whatever the order of the mapping."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -118,9 +118,9 @@ def sha256(arrays: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def read(path: Path) -> Arrays:
-    """The arrays of a safetensors file.
+    """Read the arrays of a safetensors file.
 
-    Raises ValueError where it is damaged or holds anything but float32, OSError where it cannot be opened.
+    Raises ValueError if it is damaged or holds anything but float32, OSError if it cannot be opened.
     """
     from safetensors import SafetensorError, safe_open
 

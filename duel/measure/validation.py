@@ -1,7 +1,7 @@
-"""What one side computes, written down for comparison with the other.
+"""What one side computes, recorded for comparison with the other.
 
-The comparison and its bounds are in ``duel.report.parity``. Here is the choice of what is computed: everything that
-could differ. Weights, norms and running statistics are random throughout, since at their usual start many terms are
+The comparison and its bounds are in ``duel.report.parity``. This module chooses what is computed: everything that could
+differ. Weights, norms and running statistics are random throughout, since at the usual initial values many terms are
 zero or one and a mistake in them would not show.
 """
 
@@ -24,15 +24,15 @@ from duel.certificate import RATE, STEPS
 from duel.measure import batches, parameters
 from duel.measure.device import Device, Setting
 
-MOST_TOKENS = 128  # of a sequence
+MOST_TOKENS = 128  # per sequence
 LARGE = 4_000_000  # parameters
-# Activations beyond this are compared at this many evenly spaced elements.
+# Larger activations are compared at this many evenly spaced elements.
 MOST_ELEMENTS = 2**20
-# Images of mean 100 and standard deviation 0.1: in float32 E[x²] - E[x]² has few digits left there. Kernels that take
-# the middle pixel alone let them through: with the others, padding would make far larger differences along the border.
+# Images with mean 100 and standard deviation 0.1: in float32, E[x²] - E[x]² has few digits left there. Kernels reduced
+# to their middle pass them on: with others, padding would make far larger differences along the border.
 SHIFT, SPREAD = 100.0, 0.1
-# What rounding to float32 does to a layer's values, as the two frameworks round differently, or a little more: weights
-# are moved by it, relative to themselves. And how often it is tried.
+# Weights are moved, relative to themselves, by what rounding to float32 does to a layer's values, as the two frameworks
+# round differently, or by a little more. And the number of trials.
 ROUNDING, TRIALS = 4e-6, 3
 RECIPES: Mapping[str, SGD | AdamW] = {"sgd": SGD(RATE / 10), "adamw": AdamW(RATE)}
 
@@ -41,34 +41,34 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass
 class Proof:
-    """All that is to be compared of one side, by its classes ``Training`` and ``PerSampleGradients``.
+    """All that is compared of one side, computed by its classes ``Training`` and ``PerSampleGradients``.
 
     ``shapes`` are those of all parameters and running statistics. ``given`` are weights to compute with instead of
-    random ones. ``compute`` fills ``found``; where it raises, what was computed before is there.
+    random ones. ``compute`` fills ``found``; if it raises, what was computed before is there.
 
     =====================================  =========================================================================
     name                                   what
     =====================================  =========================================================================
-    shapes                                 JSON: of every parameter and statistic, and of what every layer gives
-    flops                                  JSON: by size, of one sample's forward pass, as this side's program has them
+    shapes                                 JSON: of every parameter and statistic, and of every layer's output
+    flops                                  JSON: by size, of one sample's forward pass in this side's program
     weights_sha256                         of the weights that rows start from
     per-sample weights_sha256              of those that rows of per-sample gradients start from: group norms have no
                                            running statistics
-    used_sha256, data_sha256               of what went in here
-    <precision>/layers/<layer>             float64 and fp32: what a layer gives in evaluation; the last are the logits
+    used_sha256, data_sha256               of the weights and data used here
+    <precision>/layers/<layer>             float64 and fp32: a layer's output in evaluation; the last is the logits
     <precision>/train logits, .../loss     with the batch's own statistics
     <precision>/gradients/<parameter>
     <precision>/<optimizer> losses         of ten steps: float64 with sgd and adamw, fp32 with sgd
     float64/<optimizer> after/<parameter>  parameters and running statistics after these steps
-    fp32/shifted logits                    of images far from zero, with the batch's own statistics and kernels that
-                                           have but their middle
-    float64/sensitivity/<parameter>        ‖difference‖ by which its gradient moves where all weights are moved by as
-                                           much as float32 rounds values; for "losses" the largest relative difference.
-                                           In float64: of the function, whatever this side's float32 is worth
+    fp32/shifted logits                    of images far from zero, with the batch's own statistics and kernels reduced
+                                           to their middle
+    float64/sensitivity/<parameter>        ‖difference‖ by which its gradient moves if all weights are moved by as much
+                                           as float32 rounds values; for "losses", the largest relative difference. In
+                                           float64: a property of the function, whatever this side's float32 does
     float64/per-sample <product>/<name>    products of per-sample gradients, with group norms; at full size without
                                            the gradients themselves
-    <precision>/error/<quantity>           bf16, fp16, tf32: distance from this side's own float64 result, relative to
-                                           it, of the logits and of all gradients together, the median over batches
+    <precision>/error/<quantity>           bf16, fp16, tf32: relative distance of the logits, and of all gradients
+                                           together, from this side's own float64 result; the median over batches
     =====================================  =========================================================================
     """
 
@@ -97,14 +97,14 @@ class Proof:
         self._products()
 
     def _prepare(self) -> None:
-        """Weights and batches, and their hashes."""
+        """Make the weights and batches, and record their hashes and the FLOPs."""
         whole = dataclasses.replace(self.benchmark, dataset=datasets.SYNTHETIC)
         entry = whole.sizes[self.size]
-        if isinstance(entry.inputs, Tokens):  # a thousand tokens show nothing more, and take eight times as long
+        if isinstance(entry.inputs, Tokens):  # a thousand tokens show no more and take eight times as long
             inputs = dataclasses.replace(entry.inputs, length=min(entry.inputs.length, MOST_TOKENS))
             entry = dataclasses.replace(entry, inputs=inputs)
         self._benchmark = dataclasses.replace(whole, sizes={self.size: entry})
-        self._samples = entry.batch_size["cpu"]  # whatever the device is: nor do more samples
+        self._samples = entry.batch_size["cpu"]  # on every device: more samples would not show more
         if self.given is None:
             initial = parameters.initialise(self.shapes, self.seed)
             self._arrays = parameters.initialise(self.shapes, self.seed, randomise=True)
@@ -115,8 +115,8 @@ class Proof:
         if self._has_images:
             shifted = _shifted(self._pool.batches[0])
             self._pool = dataclasses.replace(self._pool, batches=(*self._pool.batches, shifted))
-        # In half precision. Where a network is small, a single kink (see ``duel.report.parity``) that is crossed
-        # outweighs all rounding of its batch: so the median of several. A large one has gradients enough in one batch.
+        # For half precision. In a small network, crossing a single kink (see ``duel.report.parity``) outweighs all of a
+        # batch's rounding, hence the median of several. A large one has enough gradients in one batch.
         small = self.size == "tiny" or sum(map(math.prod, self.shapes.values())) < LARGE
         self._several = range(batches.POOL_BATCHES)
         self._some = self._several if small else range(1)
@@ -133,7 +133,7 @@ class Proof:
         return self.training(Setting(changed, self.size, precision, self.device), self._pool, self._arrays)
 
     def _pass(self, work: Any, precision: str) -> dict[str, npt.NDArray[Any]]:
-        """One pass forward and one back; returns the gradients."""
+        """Record one forward and one backward pass; return the gradients."""
         layers = {name or "logits": array for name, array in work.layers(0).items()}
         self.found |= {f"{precision}/layers/{name}": _thinned(array) for name, array in layers.items()}
         outputs = {name: array.shape for name, array in layers.items()}
@@ -191,7 +191,7 @@ class Proof:
 
 
 def _flops(benchmark: Benchmark, size: str) -> int:
-    """Those of one sample's forward pass, counted in the network itself and not taken from the catalogue."""
+    """Return the FLOPs of one sample's forward pass, counted in the network itself, not taken from the catalogue."""
     sample = batches.pool(benchmark, size, 1, 0, Path()).batches[0]
     counted: int = importlib.import_module("network").count_flops(benchmark, size, sample.inputs)
     return counted
@@ -203,7 +203,7 @@ def _shifted(batch: batches.Batch) -> batches.Batch:
 
 
 def _middle(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A convolution's kernel (out, in, height, width) with its middle alone; anything else as it is."""
+    """Return a convolution's kernel (out, in, height, width) with all but its middle zero; anything else unchanged."""
     if array.ndim != 4:
         return array
     kept = np.zeros_like(array)
@@ -213,27 +213,27 @@ def _middle(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def _losses(work: Any) -> npt.NDArray[np.float64]:
-    """Those of ``STEPS`` steps from where ``work`` is."""
+    """Return the losses (STEPS,) of the next ``STEPS`` steps of ``work``."""
     return np.array([work.loss(work.step(index % batches.POOL_BATCHES)) for index in range(STEPS)])
 
 
 def _sensitivity(
     work: Any, arrays: parameters.Arrays, gradients: Mapping[str, npt.NDArray[Any]], losses: Any, seed: int
 ) -> dict[str, float]:
-    """How far results move where all of ``arrays`` are moved by a rounding: the largest of some trials.
+    """Return how far results move if all of ``arrays`` are moved by a rounding: the largest of ``TRIALS`` distances.
 
-    By parameter ‖difference‖ from ``gradients``; for "losses" the largest relative difference from ``losses``.
+    By parameter, ‖difference‖ from ``gradients``; for "losses", the largest relative difference from ``losses``.
     """
     trials: dict[str, list[float]] = {name: [] for name in (*gradients, "losses")}
     generator = np.random.default_rng(seed)
     for _ in range(TRIALS):
-        # drawn in the order of the names, which is not the same on both sides
+        # drawn in sorted order: the order of ``arrays`` differs between the sides
         factors = {name: 1 + ROUNDING * generator.standard_normal(arrays[name].shape) for name in sorted(arrays)}
         work.load({name: (arrays[name] * factors[name]).astype(np.float32) for name in arrays})
         for name, moved in work.gradients(0)[2].items():
             trials[name].append(float(np.linalg.norm(moved - gradients[name])))
         trials["losses"].append(float(np.max(np.abs(_losses(work) / losses - 1))))
-    return {name: float(np.max(distances)) for name, distances in trials.items()}  # NaN where one is
+    return {name: float(np.max(distances)) for name, distances in trials.items()}  # NaN if one is
 
 
 def _thinned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -243,7 +243,7 @@ def _thinned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _distance(values: Mapping[str, npt.NDArray[Any]], exact: Mapping[str, npt.NDArray[Any]]) -> float:
-    """‖values - exact‖ / ‖exact‖ over all arrays together."""
+    """Return ‖values - exact‖ / ‖exact‖ over all arrays together."""
     difference = sum(float(np.square(values[name].astype(np.float64) - exact[name]).sum()) for name in exact)
     return math.sqrt(difference / sum(float(np.square(array).sum()) for array in exact.values()))
 

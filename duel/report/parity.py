@@ -1,6 +1,6 @@
 """Do both sides compute the same function? The bounds, and the comparison of what both sides of a validation wrote.
 
-``duel.measure.validation`` says what the arrays are, and by which names.
+``duel.measure.validation`` describes the arrays and their names.
 """
 
 import json
@@ -22,36 +22,36 @@ from duel.results import Run
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
-# Largest |difference| / max(1, largest |value|) in float64; in float32 / largest |value|.
+# Largest |difference| / max(1, largest |value|) in float64, / largest |value| in float32.
 VALUES = {"float64": 1e-10, "fp32": 1e-5}
-# Per tensor ‖difference‖ / max(‖tensor‖, ZERO_GRADIENT ‖whole gradient‖). The floor is for a tensor whose true gradient
-# is zero, where a plain relative error means nothing: less than one rounding of the whole gradient is no difference.
+# Per tensor ‖difference‖ / max(‖tensor‖, ZERO_GRADIENT ‖whole gradient‖). The floor is for tensors whose true gradient
+# is zero, for which a plain relative error is meaningless: less than one rounding of the whole gradient does not count.
 #
-# In float32 it is TIMES what moving the weights by a rounding does to it in float64, where that is more: a property of
-# the function, on which both sides must agree, so that no side's own noise widens its bound. A gradient jumps where
-# the input of a ReLU, a max pool or a hard swish crosses a kink; among the millions of activations of a large model
-# some lie so close to one that rounding decides, on each side at random, and a gradient then moves by as much as 1e-2
-# although all layers agree. float64, which rounds 1e9 times finer, holds to its bound without exception.
+# The float32 bound is TIMES what moving the weights by a rounding does to the gradient in float64, if that is more: a
+# property of the function, on which both sides must agree, so that neither side's own noise widens its bound. A
+# gradient jumps when the input of a ReLU, a max pool or a hard swish crosses a kink; among a large model's millions of
+# activations, some are so close to one that rounding decides, at random on each side, and a gradient then moves by as
+# much as 1e-2 although all layers agree. float64, which rounds 1e9 times finer, keeps its bound without exception.
 GRADIENTS = {"float64": 1e-10, "fp32": 1e-5}
 GRADIENT_KINDS = ("gradients", "per-sample materialised", "per-sample clipped_sum")
 ZERO_GRADIENT = {
     "float64": float(np.finfo(np.float64).eps) / GRADIENTS["float64"],
     "fp32": float(np.finfo(np.float32).eps) / GRADIENTS["fp32"],
 }
-# Largest relative difference of the losses of the optimizer's steps; in float32 TIMES what that rounding does to them,
-# where it is more.
+# Largest relative difference of the losses of the optimizer's steps; in float32, TIMES what that rounding does to them,
+# if that is more.
 LOSSES = {"float64": 1e-9, "fp32": 1e-4}
 # Per tensor after the steps, ‖difference‖ / ‖tensor‖: SGD's parameters, and running statistics.
 AFTER = 1e-9
 # AdamW divides by the size of the gradient: largest |difference| / (learning rate * steps), over all elements but those
 # whose gradient is zero up to rounding, which walk at random on either side.
 AFTER_ADAMW = 1e-6
-# Of images of mean 100 and standard deviation 0.1: rounding them costs 1e-4, a one-pass variance 1e-1.
+# For images with mean 100 and standard deviation 0.1: rounding them costs 1e-4, a one-pass variance 1e-1.
 SHIFTED = 1e-2
 # Two sides that round differently are about equally far from the exact result, and move about equally far.
 TIMES = 2.0
 
-# Checks whose worst error stands in the table, and how they are called there.
+# Checks whose worst error is in the table, and their titles there.
 SHOWN = {
     "float64 layers": "f64 layer",
     "float64 gradients": "gradient",
@@ -66,17 +66,17 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far one quantity of the two sides differs; ``error`` is infinite where the two cannot be compared."""
+    """How far the two sides differ in one quantity; ``error`` is infinite if they cannot be compared."""
 
     check: str  # which kind of comparison
-    name: str  # of what: a layer, a parameter, or empty
+    name: str  # the layer or parameter it is of, or empty
     error: float
     bound: float
     note: str = ""
 
     @property
     def accepted(self) -> bool:
-        return self.error <= self.bound and self.error < math.inf  # nor is a NaN accepted
+        return self.error <= self.bound and self.error < math.inf  # a NaN is not accepted, either
 
     def __str__(self) -> str:
         what = f"{self.check} {self.name}".strip()
@@ -84,7 +84,7 @@ class Deviation:
 
 
 def certify(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """The certificate of one benchmark from both sides' finished validations, by framework."""
+    """Return the certificate of one benchmark from both sides' finished validations, by framework."""
     sides = {framework: _read(runs[framework]) for framework in FRAMEWORKS}
     rows = [run.rows()[0] for run in runs.values()]
     row = rows[0]
@@ -117,7 +117,7 @@ def certify(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 
 def _read(run: Run) -> Arrays:
-    """Raises Damaged where it is not what a validation writes."""
+    """Return the arrays of a validation. Raises Damaged if the file is not what a validation writes."""
     try:
         with opened(run.parity) as file, np.load(file) as arrays:  # allow_pickle is off: nothing in it is executed
             return dict(arrays)
@@ -126,9 +126,9 @@ def _read(run: Run) -> Arrays:
 
 
 def unfinished(runs: Mapping[str, Run]) -> list[str]:
-    """In what both sides differ of what they had computed when one of them failed; the first is where it began.
+    """Return the differences in what both sides computed before one of them failed; the first is where it began.
 
-    What they computed is not kept.
+    Deletes the computed arrays.
     """
     sides = [_read(run) for run in runs.values() if run.parity.exists()]
     for run in runs.values():
@@ -140,7 +140,7 @@ def unfinished(runs: Mapping[str, Run]) -> list[str]:
 
 
 def _flops(benchmark: str, sides: Mapping[str, Arrays]) -> Iterator[Deviation]:
-    """Of each size what the catalogue says, beside what each side counted in its own program."""
+    """Compare, by size, the catalogue's FLOPs with what each side counted in its own program."""
     counted = {framework: json.loads(str(side["flops"])) for framework, side in sides.items()}
     for size, entry in BENCHMARKS[benchmark].sizes.items():
         found = {framework: counts[size] for framework, counts in counted.items()}
@@ -152,7 +152,7 @@ def _flops(benchmark: str, sides: Mapping[str, Arrays]) -> Iterator[Deviation]:
 
 
 def _summary(check: str, found: list[Deviation]) -> dict[str, Any]:
-    """One line of the certificate: how many quantities were compared, and the one nearest to its bound or beyond."""
+    """Return one certificate line: how many quantities were compared, and the one nearest to its bound or beyond."""
     those = [deviation for deviation in found if deviation.check == check]
     worst = max(those, key=lambda d: math.inf if math.isnan(d.error) else d.error / d.bound if d.bound else d.error)
     beyond = [deviation for deviation in those if not deviation.accepted]
@@ -168,13 +168,13 @@ def _summary(check: str, found: list[Deviation]) -> dict[str, Any]:
 
 
 def heading() -> str:
-    """The first line of the table."""
+    """Return the first line of the table."""
     titles = [f"{title:>9}" for title in SHOWN.values()]
     return "  ".join([f"{'benchmark':18}", f"{'parameters':>11}", *titles, "verdict"])
 
 
 def line(certificate: Mapping[str, Any]) -> str:
-    """A benchmark's line in the table: the worst error of the checks that say most."""
+    """Return a benchmark's line in the table: the worst errors of the most telling checks."""
     verdict = "passed" if certificate["passed"] else "FAILED"
     parameters = f"{certificate['parameters']:>11,}"
     errors = [f"{text:>9}" for text in _errors(certificate)]
@@ -182,7 +182,7 @@ def line(certificate: Mapping[str, Any]) -> str:
 
 
 def paragraph(certificate: Mapping[str, Any], width: int) -> str:
-    """The same in ``width`` columns, where the table is too wide."""
+    """Return the same as a paragraph ``width`` columns wide, for when the table is too wide."""
     verdict = "passed" if certificate["passed"] else "FAILED"
     errors = [f"{title} {text}" for title, text in zip(SHOWN.values(), _errors(certificate), strict=True)]
     head = f"{certificate['benchmark']:18}  {verdict}, {certificate['parameters']:,} parameters"
@@ -198,9 +198,9 @@ def _errors(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Deviation]:
-    """One entry for each quantity that is compared, in the order in which the second side computed them.
+    """Return one entry for each quantity compared, in the order in which the second side computed them.
 
-    Both sides are scaled by the smaller of their two magnitudes, so which is the first changes nothing but the order.
+    Both sides are scaled by the smaller of their two magnitudes, so which one is first changes only the order.
     """
     shapes = [json.loads(str(side["shapes"])) for side in (first, second)]
     common = [name for name in shapes[1]["layers"] if name in shapes[0]["layers"]]
@@ -242,21 +242,21 @@ def deviations(first: Arrays, second: Arrays, learning_rate: float) -> list[Devi
 
 
 def _structure(first: dict[str, Any], second: dict[str, Any], common: list[str]) -> Iterator[Deviation]:
-    """Names and shapes of parameters and of layers; every parameter must belong to a layer that is compared."""
+    """Compare names and shapes of parameters and layers; every parameter must belong to a layer that is compared."""
     parameters = [*second["parameters"], *(name for name in first["parameters"] if name not in second["parameters"])]
     for kind, names in (("parameters", parameters), ("layers", common)):
         for name in names:
             a, b = first[kind].get(name), second[kind].get(name)
             yield Deviation(f"shapes of {kind}", name, 0.0 if a == b else np.inf, 0.0, "" if a == b else f"{a} and {b}")
     for name in second["parameters"]:
-        owner = name.rpartition(".")[0] or "logits"  # what belongs to no module inside is the whole network's
+        owner = name.rpartition(".")[0] or "logits"  # a parameter of no inner module is the whole network's
         seen = not {owner, owner.rpartition(".")[0]}.isdisjoint(common)
         note = "" if seen else "no layer with it is known to both sides"
         yield Deviation("layers with parameters", name, 0.0 if seen else np.inf, 0.0, note)
 
 
 def _compared(check: str, first: Array, second: Array, whole: dict[str, float]) -> tuple[float, float]:
-    """(error, bound) of one quantity of equal shapes."""
+    """Return (error, bound) of one quantity, whose shape is the same on both sides."""
     precision, _, kind = check.partition(" ")
     a, b = first.astype(np.float64), second.astype(np.float64)
     if kind == "error":
@@ -281,7 +281,7 @@ def _gradient_scale(first: Array, second: Array, precision: str, whole: float) -
 
 
 def _has_gradient(gradient: Array, whole: float) -> npt.NDArray[np.bool_]:
-    """Which elements of a tensor have a ``gradient`` that is more than rounding."""
+    """Return which elements of a tensor have a ``gradient`` that is more than rounding."""
     zero = ZERO_GRADIENT["float64"]
     least = zero * max(_norm(gradient), zero * whole) / math.sqrt(gradient.size)
     return np.asarray(np.abs(gradient) > least)

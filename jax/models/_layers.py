@@ -1,6 +1,6 @@
-"""What the models are built of. Parameters have the names that ``weights.py`` turns into torchvision's.
+"""The layers that the models are built from. Parameters have the names that ``weights.py`` turns into torchvision's.
 
-None holds weights that mean anything before ``weights.load``. Images are (N, height, width, channels).
+Weights are meaningless until ``weights.load`` sets them. Shapes: N batch; images are (N, height, width, channels).
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from duel.catalogue import groups
 
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
-Kernel = Literal["xla", "cudnn"]  # JAX's names for what computes attention
+Kernel = Literal["xla", "cudnn"]  # JAX's names for implementations of attention
 _attention: contextvars.ContextVar[Kernel | None] = contextvars.ContextVar("attention", default=None)
-# What the program calls the operations of convolutions that are not left to XLA, by switch and its value.
+# The program's names for convolutions that are not left to XLA, by switch and value.
 BY_XLA = {"depthwise": "grouped", "convolution": "framework"}
 WAYS = {
     "depthwise": {"shifted": "shifted_products"},
@@ -32,7 +32,7 @@ _convolutions: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def batch_over(axis: str | None) -> Iterator[None]:
-    """Batch norms that are traced inside take the statistics of all devices of the mesh's ``axis`` together."""
+    """Batch norms traced inside use the statistics over all devices of the mesh's ``axis``."""
     token = _batch_axis.set(axis)
     try:
         yield
@@ -42,7 +42,7 @@ def batch_over(axis: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def attention_by(implementation: Kernel | None) -> Iterator[None]:
-    """Attention that is traced inside takes this of JAX's implementations; None leaves it to JAX."""
+    """Attention traced inside uses this implementation of JAX's; None leaves the choice to JAX."""
     token = _attention.set(implementation)
     try:
         yield
@@ -52,7 +52,7 @@ def attention_by(implementation: Kernel | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def convolved_by(depthwise: str, others: str) -> Iterator[None]:
-    """How convolutions that are traced inside are written, by the values of ``depthwise`` and ``convolution``."""
+    """Convolutions traced inside are written as the values of the switches ``depthwise`` and ``convolution`` ask."""
     token = _convolutions.set((depthwise, others))
     try:
         yield
@@ -61,17 +61,17 @@ def convolved_by(depthwise: str, others: str) -> Iterator[None]:
 
 
 def _over_batch(mean: jax.Array) -> jax.Array:
-    """The mean over all devices' batches, which are of one size, from the mean over this one's."""
+    """Return the mean over all devices' batches, which have the same size, from the mean over this one's."""
     axis = _batch_axis.get()
     return mean if axis is None else jax.lax.pmean(mean, axis)
 
 
 @contextlib.contextmanager
 def autocast(dtype: jnp.dtype | None) -> Iterator[None]:
-    """Matrix products, convolutions and attention that are traced inside compute in ``dtype``; None changes nothing.
+    """Matrix products, convolutions and attention traced inside compute in ``dtype``; None changes nothing.
 
-    What ``torch.autocast`` does on the other side: parameters stay as they are, norms give what they are given or more,
-    and sums take the wider type.
+    Like ``torch.autocast`` on the other side: parameters stay as they are, norms return their input's type or a wider
+    one, and sums take the wider type.
     """
     token = _compute_type.set(dtype)
     try:
@@ -81,21 +81,21 @@ def autocast(dtype: jnp.dtype | None) -> Iterator[None]:
 
 
 def cast(x: jax.Array) -> jax.Array:
-    """``x`` in the type that products are computed in."""
+    """Return ``x`` in the type that products are computed in."""
     dtype = _compute_type.get()
     return x if dtype is None else x.astype(dtype)
 
 
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """``x`` (..., in) times ``kernel`` (in, out), plus ``bias`` (out,)."""
-    # As one matrix: behind a product of three axes XLA's CPU compiler computes the whole sum of a residual stream's
-    # gradients anew in every layer, which took an eighth of ViT-B/16's training step.
+    """Return ``x`` (..., in) times ``kernel`` (in, out), plus ``bias`` (out,)."""
+    # As one matrix: after a three-axis product, XLA's CPU compiler recomputes the whole sum of a residual stream's
+    # gradients in every layer, which took an eighth of ViT-B/16's training step.
     rows = cast(x).reshape(-1, x.shape[-1])
     return _add(rows @ cast(kernel), bias).reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 def _add(y: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Broadcast before the cast, so that the bias's gradient is summed in its own type and not in half precision."""
+    """Broadcast before the cast, so that the bias's gradient is summed in its own type, not in half precision."""
     return y if bias is None else y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
 
@@ -109,7 +109,7 @@ class Linear(nnx.Module):
 
 
 class Conv(nnx.Module):
-    """A convolution, padded alike on every side; by default so that stride 1 keeps height and width.
+    """A convolution with equal padding on all sides, by default such that stride 1 keeps height and width.
 
     "SAME" would pad (0, 1) at stride 2.
     """
@@ -146,7 +146,7 @@ class Conv(nnx.Module):
 
 
 def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: int, groups: int = 1) -> jax.Array:
-    """XLA's own. ``kernel`` is (height, width, in / groups, out)."""
+    """XLA's own convolution. ``kernel`` is (height, width, in / groups, out)."""
     pads = [(padding, padding)] * 2
     names = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(
@@ -155,13 +155,13 @@ def _convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: int, gro
 
 
 def _count(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> int:
-    """Places of the result of one sample."""
+    """Return the number of positions in one sample's result."""
     sizes = zip(x.shape[1:3], kernel.shape[:2], strict=True)
     return math.prod((size + 2 * padding - side) // stride + 1 for size, side in sizes)
 
 
 def _places(x: jax.Array, sides: tuple[int, ...], stride: int, padding: int) -> list[jax.Array]:
-    """For each place of a kernel with these ``sides`` what of ``x`` it meets: (N, height, width, channels) each."""
+    """Return the part of ``x`` each position in a kernel with ``sides`` meets: (N, height, width, channels) each."""
     padded = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     last = [stride * ((size - side) // stride) + 1 for size, side in zip(padded.shape[1:3], sides, strict=True)]
     return [
@@ -172,7 +172,7 @@ def _places(x: jax.Array, sides: tuple[int, ...], stride: int, padding: int) -> 
 
 @jax.named_scope(WAYS["depthwise"]["shifted"])
 def _depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Each channel of ``x`` with its own part of ``kernel`` (height, width, channels), summed in at least float32."""
+    """Convolve channel by channel with ``kernel`` (height, width, channels), summing in at least float32."""
     wide = jnp.promote_types(x.dtype, jnp.float32)
     places = _places(x, kernel.shape[:2], stride, padding)
     weights = kernel.reshape(-1, kernel.shape[-1])
@@ -183,7 +183,7 @@ def _depthwise(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> ja
 
 
 def _of_patches(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """One product of matrices: all patches of ``x``, times ``kernel``."""
+    """Convolve by one matrix product: all patches of ``x`` times ``kernel``."""
     patches = jnp.concatenate(_places(x, kernel.shape[:2], stride, padding), -1)
     rows = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, kernel.shape[-1])
     return rows.reshape(*patches.shape[:3], -1)
@@ -191,7 +191,7 @@ def _of_patches(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> j
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _with_products(x: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """XLA's convolution; the gradient of its kernel is a product of matrices for each place of it."""
+    """XLA's convolution; its kernel's gradient is one matrix product per position of the kernel."""
     return _convolution(x, kernel, stride, padding)
 
 
@@ -233,7 +233,7 @@ class BatchNorm(nnx.Module):
             self._follow(self.running_var, var * (count / (count - 1)))
         else:
             mean, var = self.running_mean[...], self.running_var[...]
-        # One product and one sum for each value, as PyTorch's CPU kernel has it: XLA does not put them together itself.
+        # One multiplication and one addition per value, as in PyTorch's CPU kernel: XLA does not fold them by itself.
         scale = jax.lax.rsqrt(var + self.epsilon) * self.weight[...]
         return (wide * scale + (self.bias[...] - mean * scale)).astype(x.dtype)
 
@@ -251,7 +251,7 @@ class GroupNorm(nnx.Module):
 
     @classmethod
     def instead_of(cls, norm: BatchNorm) -> "GroupNorm":
-        """For the same channels, with the same epsilon; without weights."""
+        """Return the group norm that replaces ``norm``: same channels, same epsilon, no weights."""
         channels = norm.weight.shape[0]
         return nnx.eval_shape(lambda: cls(channels, groups(channels), norm.epsilon))
 
@@ -265,7 +265,7 @@ class GroupNorm(nnx.Module):
 
 
 class ConvNorm(nnx.Module):
-    """torchvision's ``Conv2dNormActivation``: convolution "0", batch norm "1", then ``activation``, None for none."""
+    """torchvision's ``Conv2dNormActivation``: convolution "0", batch norm "1", then ``activation`` if any."""
 
     def __init__(self, conv: Conv, norm: BatchNorm, activation: Callable[[jax.Array], jax.Array] | None = None) -> None:
         setattr(self, "0", conv)
@@ -278,7 +278,7 @@ class ConvNorm(nnx.Module):
 
 
 class SqueezeExcitation(nnx.Module):
-    """torchvision's: each channel times a number in (0, 1) that all channels' means decide (Hu et al. 2017)."""
+    """torchvision's: each channel times a number in [0, 1] computed from all channels' means (Hu et al. 2017)."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class SqueezeExcitation(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Over the last axis, in at least float32, with the two-pass variance; Flax's own takes the one-pass one."""
+    """Layer norm over the last axis, in at least float32, with a two-pass variance; Flax's own takes one pass."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         self.weight = nnx.Param(jnp.ones(width))
@@ -321,10 +321,10 @@ class Embedding(nnx.Module):
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, causal: bool = False) -> jax.Array:
-    """Scaled dot-product attention with ``heads`` heads of (N, tokens, width); its softmax is at least float32."""
+    """Scaled dot-product attention with ``heads`` heads over (N, tokens, width); softmax is in at least float32."""
     shape = q.shape
     q, k, v = (cast(x).reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
-    # JAX's own always takes the softmax in float32, and has no float16 on a processor.
+    # JAX's own always takes the softmax in float32, and does not support float16 on a CPU.
     if q.dtype == jnp.float64 or (q.dtype == jnp.float16 and _attention.get() != "cudnn"):
         return _plain_attention(q, k, v, causal).reshape(shape)
     chosen = _attention.get()
@@ -332,7 +332,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, causal: bool
 
 
 def _plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
-    """As ``jax.nn.dot_product_attention``: (N, tokens, heads, width of one head)."""
+    """As ``jax.nn.dot_product_attention``, over (N, tokens, heads, width per head)."""
     scores = jnp.einsum("nqhd,nkhd->nhqk", q / q.shape[-1] ** 0.5, k)
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     if causal:
@@ -341,10 +341,10 @@ def _plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> 
 
 
 def joined(ends: jax.Array, nodes: int) -> jax.Array:
-    """(N * edges,): positions (N, edges) within graphs of ``nodes`` nodes, as positions among all nodes."""
+    """Turn positions (N, edges) within graphs of ``nodes`` nodes into positions (N * edges,) among all nodes."""
     return (ends + nodes * jnp.arange(len(ends), dtype=ends.dtype)[:, None]).reshape(-1)
 
 
 def segment_sum(values: jax.Array, segments: jax.Array, count: int, sorted_segments: bool = False) -> jax.Array:
-    """(count, ...): for each segment the sum of its ``values`` (M, ...); ``segments`` (M,) says which is whose."""
+    """Sum ``values`` (M, ...) by segment into (count, ...); ``segments`` (M,) holds each value's segment."""
     return jax.ops.segment_sum(values, segments, count, indices_are_sorted=sorted_segments)

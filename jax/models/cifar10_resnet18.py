@@ -1,7 +1,9 @@
 """ResNet of basic blocks (He et al. 2015, arXiv:1512.03385) for 32x32 images, with torchvision's names.
 
-Its stem is the 3x3 convolution of the paper's section 4.2, with no pooling after it; from there on it is ResNet-18.
+The stem is the 3x3 convolution of the paper's section 4.2, without pooling; the rest is ResNet-18.
 """
+
+# Shapes: N batch, H height, W width.
 
 import jax
 from flax import nnx
@@ -10,9 +12,10 @@ from models._layers import BatchNorm, Conv, Linear
 
 
 def build(layers: tuple[int, ...], width: int, classes: int) -> nnx.Module:
-    """``layers`` blocks per stage, ``width`` channels in the first; maps images (N, H, W, 3) to logits (N, classes).
+    """Return a model that maps images (N, H, W, 3) to logits (N, classes).
 
-    It has shapes but no weights until ``weights.load`` has set them.
+    It has ``layers`` blocks per stage, with ``width`` channels in the first. Its weights are only shapes until
+    ``weights.load`` sets them.
     """
     return nnx.eval_shape(lambda: _ResNet(layers, width, classes))
 

@@ -1,5 +1,7 @@
 """EfficientNet (Tan and Le 2019, arXiv:1905.11946), with torchvision's names, no dropout and no stochastic depth."""
 
+# Shapes: N batch, H height, W width.
+
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +14,10 @@ _Stage = tuple[int, int, int, int, int, int]
 
 
 def build(blocks: tuple[_Stage, ...], classes: int) -> nnx.Module:
-    """Maps images (N, H, W, 3) to logits (N, classes).
+    """Return a model that maps images (N, H, W, 3) to logits (N, classes).
 
     Each entry of ``blocks`` is a stage: (expansion, kernel, stride, input channels, output channels, number of blocks);
-    channels are multiples of 8. It has shapes but no weights until ``weights.load`` has set them.
+    channels are multiples of 8. Its weights are only shapes until ``weights.load`` sets them.
     """
     return nnx.eval_shape(lambda: _EfficientNet(blocks, classes))
 
@@ -36,7 +38,7 @@ class _MBConv(nnx.Module):
         expanded = expansion * inputs
         expand = [_conv(inputs, expanded, 1, nnx.silu)] if expanded != inputs else []
         depthwise = _conv(expanded, expanded, kernel, nnx.silu, stride, groups=expanded)
-        # a quarter of the block's input, where MobileNetV3 takes one of what it is expanded to
+        # a quarter of the block's input channels; MobileNetV3 takes a quarter of the expanded ones
         scale = SqueezeExcitation(expanded, max(1, inputs // 4), nnx.silu, nnx.sigmoid)
         self.block = nnx.List([*expand, depthwise, scale, _conv(expanded, outputs, 1, None)])
         self.residual = stride == 1 and inputs == outputs
@@ -50,7 +52,7 @@ class _MBConv(nnx.Module):
 
 class _EfficientNet(nnx.Module):
     def __init__(self, blocks: tuple[_Stage, ...], classes: int) -> None:
-        stages: list[Any] = []  # Any: for mypy a module in an nnx.List cannot be iterated over
+        stages: list[Any] = []  # Any: to mypy, a module in an nnx.List is not iterable
         for expansion, kernel, stride, inputs, outputs, count in blocks:
             rest = [_MBConv(expansion, kernel, 1, outputs, outputs) for _ in range(count - 1)]
             stages.append(nnx.List([_MBConv(expansion, kernel, stride, inputs, outputs), *rest]))

@@ -1,5 +1,7 @@
 """Two graph convolutions (Kipf and Welling 2016, arXiv:1609.02907) that label the nodes of a graph. Dropout is 0."""
 
+# Shapes: N graphs in a batch.
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -8,22 +10,22 @@ from models._layers import joined, linear, segment_sum
 
 
 def build(features: int, hidden: int, classes: int) -> nnx.Module:
-    """Maps a batch of graphs, as ``duel.measure.batches`` has them, to logits (N, nodes, classes).
+    """Return a model that maps a batch of graphs, as in ``duel.measure.batches``, to logits (N, nodes, classes).
 
-    It has shapes but no weights until ``weights.load`` has set them.
+    Its weights are only shapes until ``weights.load`` sets them.
     """
     return nnx.eval_shape(lambda: _GCN(features, hidden, classes))
 
 
 class _Convolution(nnx.Module):
-    """A linear layer, then for each node the weighted sum over the edges that it receives, then the bias."""
+    """A linear layer, then for each node the weighted sum over its incoming edges, then the bias."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         self.kernel = nnx.Param(jnp.zeros((inputs, outputs)))
         self.bias = nnx.Param(jnp.zeros(outputs))
 
     def __call__(self, x: jax.Array, senders: jax.Array, receivers: jax.Array, weights: jax.Array) -> jax.Array:
-        # The weights are float32 whatever the products are computed in, and so are the sums.
+        # The edge weights are float32 whatever the products are computed in, and so are the sums.
         messages = weights[:, None] * linear(x, self.kernel[...])[senders]
         return segment_sum(messages, receivers, len(x), sorted_segments=True) + self.bias[...]
 

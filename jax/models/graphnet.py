@@ -1,8 +1,10 @@
 """Graph network (Battaglia et al. 2018, arXiv:1806.01261, algorithm 1) that labels whole graphs.
 
-Sizes as in AlgoPerf's OGBG model (Dahl et al. 2023, arXiv:2306.07179), and what that adds to the paper: a node sees the
-sum of the edges it sends beside those it receives. Dropout is 0.
+Sizes are those of AlgoPerf's OGBG model (Dahl et al. 2023, arXiv:2306.07179), and so is its addition to the paper: a
+node sees the sum of the edges it sends as well as of those it receives. Dropout is 0.
 """
+
+# Shapes: N graphs in a batch, size nodes or edges per graph.
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,9 @@ EPSILON = 1e-6
 
 
 def build(steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> nnx.Module:
-    """Maps a batch of graphs, as ``duel.measure.batches`` has them, to logits (N, tasks).
+    """Return a model that maps a batch of graphs, as in ``duel.measure.batches``, to logits (N, tasks).
 
-    It has shapes but no weights until ``weights.load`` has set them.
+    Its weights are only shapes until ``weights.load`` sets them.
     """
     return nnx.eval_shape(lambda: _GraphNet(steps, width, node_features, edge_features, tasks))
 
@@ -27,14 +29,14 @@ class _Update(nnx.Module):
 
     def __call__(self, *parts: jax.Array) -> jax.Array:
         x = self.linear(jnp.concatenate(parts, -1))
-        # Sums over neighbours are sums of what is given here, so they are never in half precision.
+        # Sums over neighbours add up what is returned here, so they are never in half precision.
         return nnx.relu(self.norm(x.astype(self.norm.weight.dtype)))
 
 
 class _GraphNet(nnx.Module):
     def __init__(self, steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> None:
         self.node_embedding, self.edge_embedding = Linear(node_features, width), Linear(edge_features, width)
-        given = [tasks] + [width] * (steps - 1)  # globals that each step is given
+        given = [tasks] + [width] * (steps - 1)  # globals that each step receives
         self.edge_updates = nnx.List([_Update(3 * width + more, width) for more in given])
         self.node_updates = nnx.List([_Update(3 * width + more, width) for more in given])
         self.global_updates = nnx.List([_Update(2 * width + more, width) for more in given])
@@ -69,10 +71,10 @@ class _GraphNet(nnx.Module):
 
 
 def _repeat(context: jax.Array, times: int) -> jax.Array:
-    """(N * times, ...): what each graph has in ``context`` (N, ...), for each of its nodes or edges."""
+    """Repeat each graph's ``context`` (N, ...) for each of its nodes or edges: (N * times, ...)."""
     return jnp.broadcast_to(context[:, None], (len(context), times, context.shape[1])).reshape(-1, context.shape[1])
 
 
 def _sum(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """(N, ...): for each graph the sum of ``values`` (N * size, ...) over what is no padding in ``mask`` (N, size)."""
+    """Sum ``values`` (N * size, ...) by graph into (N, ...), without padding, which is 0 in ``mask`` (N, size)."""
     return (values.reshape(*mask.shape, -1) * mask[..., None]).sum(1)

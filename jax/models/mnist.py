@@ -1,5 +1,7 @@
 """The small CNN of fast-dpsgd for 28x28 images (Subramani et al. 2021, arXiv:2010.09063)."""
 
+# Shapes: N batch; images are (N, height, width, channels).
+
 import jax
 from flax import nnx
 
@@ -7,9 +9,10 @@ from models._layers import Conv, Linear
 
 
 def build(channels: tuple[int, int], hidden: int, classes: int) -> nnx.Module:
-    """Two convolutions of ``channels``, then ``hidden`` units; maps images (N, 28, 28, 1) to logits (N, classes).
+    """Return a model that maps images (N, 28, 28, 1) to logits (N, classes).
 
-    It has shapes but no weights until ``weights.load`` has set them.
+    It has two convolutions with ``channels``, then ``hidden`` units. Its weights are only shapes until
+    ``weights.load`` sets them.
     """
     return nnx.eval_shape(lambda: _Network(channels, hidden, classes))
 

@@ -1,5 +1,7 @@
 """MobileNetV3 (Howard et al. 2019, arXiv:1905.02244), with torchvision's names and no dropout."""
 
+# Shapes: N batch, H height, W width.
+
 from collections.abc import Callable
 
 import jax
@@ -13,11 +15,11 @@ _Block = tuple[int, int, int, int, bool, str, int]
 
 
 def build(blocks: tuple[_Block, ...], last: int, classes: int) -> nnx.Module:
-    """Maps images (N, H, W, 3) to logits (N, classes); ``last`` units are before them.
+    """Return a model that maps images (N, H, W, 3) to logits (N, classes), with ``last`` units before them.
 
     A block is (input channels, kernel, expanded channels, output channels, squeeze-and-excitation, activation, stride)
-    with "RE" or "HS" as its activation; channels are multiples of 8. It has shapes but no weights until
-    ``weights.load`` has set them.
+    with "RE" or "HS" as its activation; channels are multiples of 8. Its weights are only shapes until
+    ``weights.load`` sets them.
     """
     return nnx.eval_shape(lambda: _MobileNet(blocks, last, classes))
 
@@ -35,7 +37,7 @@ def _conv(
 
 
 def _squeezed(channels: int) -> int:
-    """A quarter of ``channels``, rounded to a multiple of 8 but down by no more than a tenth."""
+    """Return a quarter of ``channels``, rounded to a multiple of 8 but down by no more than a tenth."""
     quarter = channels // 4
     rounded = max(8, (quarter + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * quarter else rounded

@@ -1,21 +1,21 @@
-"""ResNet-50 v1.5 (He et al. 2015, arXiv:1512.03385; stride in the 3x3 convolution), with torchvision's names.
+"""ResNet-50 v1.5 (He et al. 2015, arXiv:1512.03385; stride in the 3x3 convolution), with torchvision's names."""
 
-Layout: images and activations are (N, height, width, channels), which XLA prefers.
-"""
+# Shapes: N batch, H height, W width; images and activations are (N, H, W, channels), which XLA prefers.
 
 import jax
 from flax import nnx
 
 from models._layers import BatchNorm, Conv, Linear
 
-CHANNELS = 256  # that the first stage gives; the next ones give twice as many each
+CHANNELS = 256  # of the first stage's output; each later stage has twice as many
 
 
 def build(layers: tuple[int, ...], width_per_group: int, classes: int) -> nnx.Module:
-    """``layers`` blocks per stage, (3, 4, 6, 3) for ResNet-50; maps images (N, H, W, 3) to logits (N, classes).
+    """Return a model that maps images (N, H, W, 3) to logits (N, classes).
 
-    ``width_per_group`` are the channels of the first stage's inner convolutions, 64 for ResNet-50; each later stage has
-    twice as many. It has shapes but no weights until ``weights.load`` has set them.
+    It has ``layers`` blocks per stage, (3, 4, 6, 3) for ResNet-50. The inner convolutions have ``width_per_group``
+    channels in the first stage, 64 for ResNet-50, and twice as many in each later one. Its weights are only
+    shapes until ``weights.load`` sets them.
     """
     return nnx.eval_shape(lambda: _ResNet(layers, width_per_group, classes))
 

@@ -1,5 +1,7 @@
 """Vision transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), with torchvision's names and no dropout."""
 
+# Shapes: N batch; images are (N, height, width, channels), tokens (N, 1 + patches, width).
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,9 +12,10 @@ EPSILON = 1e-6  # of every layer norm
 
 
 def build(image: int, patch: int, layers: int, heads: int, width: int, hidden: int, classes: int) -> nnx.Module:
-    """Maps images (N, ``image``, ``image``, 3), cut into squares of ``patch`` pixels, to logits (N, classes).
+    """Return a model that maps images (N, ``image``, ``image``, 3) to logits (N, classes).
 
-    ``hidden`` units are inside each layer's MLP. It has shapes but no weights until ``weights.load`` has set them.
+    Images are cut into squares of ``patch`` x ``patch`` pixels. Each layer's MLP has ``hidden`` units. The weights are
+    only shapes until ``weights.load`` sets them.
     """
     if image % patch:
         raise ValueError(f"vit_b16: an image of {image} pixels is no multiple of a patch of {patch}")
@@ -20,7 +23,7 @@ def build(image: int, patch: int, layers: int, heads: int, width: int, hidden: i
 
 
 class _Attention(nnx.Module):
-    """``torch.nn.MultiheadAttention``: one matrix for queries, keys and values, kept as (out, in) as it is there."""
+    """``torch.nn.MultiheadAttention``: one matrix for queries, keys and values, stored as (out, in), as it is there."""
 
     def __init__(self, width: int, heads: int) -> None:
         self.in_proj_weight = nnx.Param(jnp.zeros((3 * width, width)))

@@ -1,4 +1,6 @@
-"""What several models need beside ``torch.nn``."""
+"""What several models need besides ``torch.nn``."""
+
+# Shapes: N batch, C channels; images are (N, C, height, width). A k x k kernel has L output positions per image.
 
 from typing import Any
 
@@ -10,7 +12,7 @@ Pair = tuple[int, int]
 
 
 class _AllReduce(torch.autograd.Function):
-    """The sum over all processes; the gradient of every process's result comes back to each."""
+    """The sum over all processes; the backward pass sums all processes' gradients."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
@@ -26,9 +28,9 @@ class _AllReduce(torch.autograd.Function):
 
 
 class SharedBatchNorm(nn.BatchNorm2d):
-    """Batch norm whose statistics in training are those of all processes' batches, which are of one size."""
+    """Batch norm whose training statistics cover all processes' batches, which have the same size."""
 
-    running_mean: torch.Tensor  # there, and so is the momentum: only other batch norms can be without
+    running_mean: torch.Tensor  # never None here, nor is the momentum, unlike in other batch norms
     running_var: torch.Tensor
     momentum: float
 
@@ -49,11 +51,11 @@ class SharedBatchNorm(nn.BatchNorm2d):
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution that makes its weights' gradient by a matrix product with the image's patches where these are few.
+    """A convolution whose weight gradient is a matrix product with the image's patches if these are few.
 
-    The gradient by a (C, k, k) patch at each of the L places of the result is a sum of L products. By samples,
-    torch.func computes it as a convolution with a group for each sample, which takes twice as long for small images
-    with many channels, and less for large ones with few.
+    With a (C, k, k) patch at each of the L output positions, that gradient is a sum of L products. Per sample,
+    torch.func computes it as a convolution with one group per sample, which takes twice as long for small images with
+    many channels, and less time for large ones with few.
     """
 
     generate_vmap_rule = True
@@ -80,13 +82,13 @@ class _Convolution(torch.autograd.Function):
         else:
             (high, wide), (down, right) = ctx.padding, ctx.stride
             patches = functional.pad(x, (wide, wide, high, high)).unfold(2, kernel[0], down).unfold(3, kernel[1], right)
-            patches = patches.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)
+            patches = patches.permute(1, 4, 5, 0, 2, 3).flatten(3).flatten(0, 2)  # (C * k * k, N * L)
             for_weight = (gradient.transpose(0, 1).flatten(1) @ patches.T).view_as(weight)
         return for_x, for_weight, gradient.sum((0, 2, 3)) if needs_bias else None, None, None
 
 
 class SampleConv2d(nn.Conv2d):
-    """``nn.Conv2d`` without groups or dilation, for gradients of samples by torch.func. Dynamo does not take it."""
+    """``nn.Conv2d`` without groups or dilation, for per-sample gradients by torch.func. Dynamo does not support it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         given: tuple[Any, ...] = (x, self.weight, self.bias)
@@ -109,9 +111,9 @@ def half_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """``functional.scaled_dot_product_attention`` under autocast, for gradients of samples.
+    """``functional.scaled_dot_product_attention`` under autocast, for per-sample gradients.
 
-    By itself autocast casts inside the operation, where torch.func differentiates it without these casts: "expected
+    On its own, autocast casts inside the operation, which torch.func differentiates without these casts: "expected
     scalar type Float but found BFloat16".
     """
     kind = query.device.type
@@ -122,16 +124,16 @@ def half_attention(
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int, causal: bool = False) -> torch.Tensor:
-    """Scaled dot-product attention with ``heads`` heads of (N, tokens, width)."""
+    """Scaled dot-product attention with ``heads`` heads over (N, tokens, width)."""
     q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     return functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
 
 
 def joined(ends: torch.Tensor, nodes: int) -> torch.Tensor:
-    """(N * edges,): positions (N, edges) within graphs of ``nodes`` nodes, as positions among all nodes."""
+    """Turn positions (N, edges) within graphs of ``nodes`` nodes into positions (N * edges,) among all nodes."""
     return (ends + nodes * torch.arange(len(ends), device=ends.device)[:, None]).flatten()
 
 
 def segment_sum(values: torch.Tensor, segments: torch.Tensor, count: int) -> torch.Tensor:
-    """(count, ...): for each segment the sum of its ``values`` (M, ...); ``segments`` (M,) says which is whose."""
+    """Sum ``values`` (M, ...) by segment into (count, ...); ``segments`` (M,) holds each value's segment."""
     return values.new_zeros(count, *values.shape[1:]).index_add_(0, segments, values)

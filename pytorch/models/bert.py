@@ -1,8 +1,10 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) with the pooler and a classifier for whole sequences.
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) with the pooler and a sequence classifier.
 
-As the original: norms after attention and MLP, GELU by the error function. All tokens are of the first of two types,
+As in the original: norms after attention and MLP, GELU with the error function. All tokens have the first of two types,
 and there is no padding mask, because all sequences are full. Dropout is 0.
 """
+
+# Shapes: N batch, T tokens in a sequence.
 
 import torch
 from torch import nn
@@ -11,13 +13,13 @@ from torch.nn import functional
 from models._layers import attention
 
 EPSILON = 1e-12
-TYPES = 2  # of tokens: first and second sentence
+TYPES = 2  # token types: first and second sentence
 
 
 def build(layers: int, heads: int, width: int, hidden: int, length: int, vocabulary: int, classes: int) -> nn.Module:
-    """Maps ids (N, T) of at most ``length`` tokens to logits (N, classes).
+    """Return a model that maps ids (N, T) of at most ``length`` tokens to logits (N, classes).
 
-    Its weights mean nothing until ``weights.load`` has set them.
+    Its weights are meaningless until ``weights.load`` sets them.
     """
     return _BERT(layers, heads, width, hidden, length, vocabulary, classes)
 
@@ -31,7 +33,7 @@ class _Embeddings(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         positions = self.position(torch.arange(ids.shape[1], device=ids.device))
-        # one row for all tokens: looked up for each, its gradient would be a scatter of everything to one place
+        # one row for all tokens: with a lookup for each, its gradient would scatter everything to one place
         token_type = self.token_type(ids.new_zeros(1))
         return self.norm(self.word(ids) + positions + token_type)
 

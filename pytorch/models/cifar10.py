@@ -1,5 +1,7 @@
 """The CNN of fast-dpsgd for 32x32 images (Subramani et al. 2021, arXiv:2010.09063)."""
 
+# Shapes: N batch, H height, W width.
+
 import itertools
 
 import torch
@@ -8,11 +10,11 @@ from torch.nn import functional
 
 
 def build(channels: tuple[int, int, int, int], classes: int) -> nn.Module:
-    """Eight 3x3 convolutions; maps images (N, 3, H, W) to logits (N, classes).
+    """Return a model of eight 3x3 convolutions that maps images (N, 3, H, W) to logits (N, classes).
 
     Two convolutions to each of the first three ``channels``, each pair followed by an average pool that halves height
-    and width, one to the fourth and one to ``classes``, whose mean over the image are the logits. Its weights mean
-    nothing until ``weights.load`` has set them.
+    and width, one to the fourth, and one to ``classes``, whose mean over the image gives the logits. The weights are
+    meaningless until ``weights.load`` sets them.
     """
     return _Network(channels, classes)
 

@@ -1,8 +1,10 @@
-"""ResNet of basic blocks (He et al. 2015, arXiv:1512.03385) for 32x32 images, of torchvision's blocks.
+"""ResNet of basic blocks (He et al. 2015, arXiv:1512.03385) for 32x32 images, built from torchvision's blocks.
 
-Its stem is the 3x3 convolution of the paper's section 4.2, with no pooling after it; from there on it is ResNet-18.
-torchvision's own ``ResNet`` has another stem and always 64 channels.
+The stem is the 3x3 convolution of the paper's section 4.2, without pooling; the rest is ResNet-18. torchvision's own
+``ResNet`` has a different stem and always 64 channels.
 """
+
+# Shapes: N batch, H height, W width.
 
 import torch
 from torch import nn
@@ -11,9 +13,10 @@ from torchvision.models.resnet import BasicBlock
 
 
 def build(layers: tuple[int, ...], width: int, classes: int) -> nn.Module:
-    """``layers`` blocks per stage, ``width`` channels in the first; maps images (N, 3, H, W) to logits (N, classes).
+    """Return a model that maps images (N, 3, H, W) to logits (N, classes).
 
-    Its weights mean nothing until ``weights.load`` has set them.
+    It has ``layers`` blocks per stage, with ``width`` channels in the first. Its weights are meaningless until
+    ``weights.load`` sets them.
     """
     return _ResNet(layers, width, classes)
 

@@ -1,5 +1,7 @@
 """Two graph convolutions (Kipf and Welling 2016, arXiv:1609.02907) that label the nodes of a graph. Dropout is 0."""
 
+# Shapes: N graphs in a batch.
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -8,15 +10,15 @@ from models._layers import joined, segment_sum
 
 
 def build(features: int, hidden: int, classes: int) -> nn.Module:
-    """Maps a batch of graphs, as ``duel.measure.batches`` has them, to logits (N, nodes, classes).
+    """Return a model that maps a batch of graphs, as in ``duel.measure.batches``, to logits (N, nodes, classes).
 
-    Its weights mean nothing until ``weights.load`` has set them.
+    Its weights are meaningless until ``weights.load`` sets them.
     """
     return _GCN(features, hidden, classes)
 
 
 class _Convolution(nn.Module):
-    """A linear layer, then for each node the weighted sum over the edges that it receives, then the bias."""
+    """A linear layer, then for each node the weighted sum over its incoming edges, then the bias."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -26,7 +28,7 @@ class _Convolution(nn.Module):
     def forward(
         self, x: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        # The weights are float32 whatever the products are computed in, and so are the sums.
+        # The edge weights are float32 whatever the products are computed in, and so are the sums.
         messages = weights[:, None] * functional.linear(x, self.weight).index_select(0, senders)
         return segment_sum(messages, receivers, len(x)) + self.bias
 

@@ -1,8 +1,10 @@
 """GPT-2 (Radford et al. 2019, 'Language Models are Unsupervised Multitask Learners'), with the original's names.
 
-As the original: norms before attention and MLP, the tanh approximation of GELU, and the table of token embeddings is
-also the output layer. Dropout is 0. Linear layers keep their weights as any other, not transposed as the original does.
+As in the original: norms before attention and MLP, the tanh approximation of GELU, and token embeddings that are also
+the output layer. Dropout is 0. Linear layers store their weights as usual, not transposed as in the original.
 """
+
+# Shapes: N batch, T tokens in a sequence.
 
 import torch
 from torch import nn
@@ -11,13 +13,13 @@ from torch.nn import functional
 from models._layers import attention
 
 EPSILON = 1e-5
-EXPANSION = 4  # hidden units of an MLP, in widths
+EXPANSION = 4  # an MLP's hidden units, in multiples of the width
 
 
 def build(layers: int, heads: int, width: int, length: int, vocabulary: int) -> nn.Module:
-    """Maps ids (N, T) of at most ``length`` tokens to the logits of each one's successor (N, T, vocabulary).
+    """Return a model that maps ids (N, T) of at most ``length`` tokens to next-token logits (N, T, vocabulary).
 
-    Its weights mean nothing until ``weights.load`` has set them.
+    Its weights are meaningless until ``weights.load`` sets them.
     """
     return _GPT2(layers, heads, width, length, vocabulary)
 

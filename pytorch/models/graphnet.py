@@ -1,8 +1,10 @@
 """Graph network (Battaglia et al. 2018, arXiv:1806.01261, algorithm 1) that labels whole graphs.
 
-Sizes as in AlgoPerf's OGBG model (Dahl et al. 2023, arXiv:2306.07179), and what that adds to the paper: a node sees the
-sum of the edges it sends beside those it receives. Dropout is 0.
+Sizes are those of AlgoPerf's OGBG model (Dahl et al. 2023, arXiv:2306.07179), and so is its addition to the paper: a
+node sees the sum of the edges it sends as well as of those it receives. Dropout is 0.
 """
+
+# Shapes: N graphs in a batch, size nodes or edges per graph.
 
 import torch
 from torch import nn
@@ -14,9 +16,9 @@ EPSILON = 1e-6
 
 
 def build(steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> nn.Module:
-    """Maps a batch of graphs, as ``duel.measure.batches`` has them, to logits (N, tasks).
+    """Return a model that maps a batch of graphs, as in ``duel.measure.batches``, to logits (N, tasks).
 
-    Its weights mean nothing until ``weights.load`` has set them.
+    Its weights are meaningless until ``weights.load`` sets them.
     """
     return _GraphNet(steps, width, node_features, edge_features, tasks)
 
@@ -28,8 +30,8 @@ class _Update(nn.Module):
 
     def forward(self, *parts: torch.Tensor) -> torch.Tensor:
         x = self.linear(torch.cat(parts, -1))
-        # Sums over neighbours are sums of what is given here, so they are never in half precision. Without the cast
-        # autocast would give float32 on a GPU and half precision on a processor.
+        # Sums over neighbours add up what is returned here, so they are never in half precision. Without the cast,
+        # autocast would give float32 on a GPU and half precision on a CPU.
         return functional.relu(self.norm(x.to(self.norm.weight.dtype)))
 
 
@@ -37,7 +39,7 @@ class _GraphNet(nn.Module):
     def __init__(self, steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> None:
         super().__init__()
         self.node_embedding, self.edge_embedding = nn.Linear(node_features, width), nn.Linear(edge_features, width)
-        given = [tasks] + [width] * (steps - 1)  # globals that each step is given
+        given = [tasks] + [width] * (steps - 1)  # globals that each step receives
         self.edge_updates = nn.ModuleList([_Update(3 * width + more, width) for more in given])
         self.node_updates = nn.ModuleList([_Update(3 * width + more, width) for more in given])
         self.global_updates = nn.ModuleList([_Update(2 * width + more, width) for more in given])
@@ -71,10 +73,10 @@ class _GraphNet(nn.Module):
 
 
 def _repeat(context: torch.Tensor, times: int) -> torch.Tensor:
-    """(N * times, ...): what each graph has in ``context`` (N, ...), for each of its nodes or edges."""
+    """Repeat each graph's ``context`` (N, ...) for each of its nodes or edges: (N * times, ...)."""
     return context[:, None].expand(-1, times, -1).flatten(0, 1)
 
 
 def _sum(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(N, ...): for each graph the sum of ``values`` (N * size, ...) over what is no padding in ``mask`` (N, size)."""
+    """Sum ``values`` (N * size, ...) by graph into (N, ...), without padding, which is 0 in ``mask`` (N, size)."""
     return (values.unflatten(0, mask.shape) * mask[..., None]).sum(1)

@@ -1,14 +1,17 @@
 """The small CNN of fast-dpsgd for 28x28 images (Subramani et al. 2021, arXiv:2010.09063)."""
 
+# Shapes: N batch; images are (N, channels, height, width).
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 
 def build(channels: tuple[int, int], hidden: int, classes: int) -> nn.Module:
-    """Two convolutions of ``channels``, then ``hidden`` units; maps images (N, 1, 28, 28) to logits (N, classes).
+    """Return a model that maps images (N, 1, 28, 28) to logits (N, classes).
 
-    Its weights mean nothing until ``weights.load`` has set them.
+    It has two convolutions with ``channels``, then ``hidden`` units. Its weights are meaningless until
+    ``weights.load`` sets them.
     """
     return _Network(channels, hidden, classes)
 

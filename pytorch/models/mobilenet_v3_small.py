@@ -1,5 +1,7 @@
 """MobileNetV3 (Howard et al. 2019, arXiv:1905.02244): torchvision's own, without dropout."""
 
+# Shapes: N batch, H height, W width.
+
 from functools import partial
 
 import torch
@@ -12,11 +14,11 @@ _Block = tuple[int, int, int, int, bool, str, int]
 
 
 def build(blocks: tuple[_Block, ...], last: int, classes: int) -> nn.Module:
-    """Maps images (N, 3, H, W) to logits (N, classes); ``last`` units are before them.
+    """Return a model that maps images (N, 3, H, W) to logits (N, classes), with ``last`` units before them.
 
     A block is (input channels, kernel, expanded channels, output channels, squeeze-and-excitation, activation, stride)
-    with "RE" or "HS" as its activation; channels are multiples of 8. Its weights mean nothing until ``weights.load``
-    has set them.
+    with "RE" or "HS" as its activation; channels are multiples of 8. Its weights are meaningless until
+    ``weights.load`` sets them.
     """
     settings = [InvertedResidualConfig(*block, dilation=1, width_mult=1.0) for block in blocks]
     block = partial(InvertedResidual, se_layer=partial(SqueezeExcitation, scale_activation=_HardSigmoid))
