@@ -1,4 +1,4 @@
-"""How a row is tried: its processes, from their start until all have ended, and what is recorded of how they ended."""
+"""Try a row: run its processes from their start until all have ended, and record how they ended."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duel import evidence, modes
-from duel.catalogue import PRESETS, VALIDATE
+from duel.catalogue import VALIDATE
 from duel.comparability import disturbances
 from duel.files import utc
 from duel.measure import probes, ranks, timing
@@ -25,22 +25,22 @@ from duel.states import FAILED, FINISHED, RUNNING, TERMINAL
 from duel.status import HEARTBEAT_SECONDS, Progress
 
 POLL_SECONDS = 0.5
-PROGRESS = ("loss", "block")  # events that tell how far a phase has come
-# How gloo, NCCL and the servers of both frameworks say that another process is gone, or does not come.
+PROGRESS = ("loss", "block")  # events that report the progress of a phase
+# How gloo, NCCL and both frameworks' servers report that another process is gone or does not join.
 PEER_LOST = (
     *("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote"),
     "getkeyvalue() timed out",
 )
-# A measuring process that is silent for so long hangs: the slowest thing that it does without a word is to compile.
+# A measuring process that is silent for this long hangs: the slowest thing it does without output is compiling.
 SILENCE_SECONDS = probes.seconds("DUEL_SILENCE_SECONDS", 1800.0)
 CRASH = "CUDA_ERROR_ILLEGAL_ADDRESS"
 Commands = dict[str, list[str]]  # run.py with its interpreter, by framework
-PORTS = 3  # tries at a row whose port somebody else takes
+PORTS = 3  # tries at a row whose port another process takes
 GRACE_SECONDS = 20.0
 
 
 class Team:
-    """Who measures a run's rows: a process of this supervisor, and on many devices one of each other rank's."""
+    """The processes that measure a run's rows: this supervisor's and, on many devices, one per other rank."""
 
     def __init__(
         self, run: Run, size: int, results: Results, commands: Commands, options: list[str], spawn: bool
@@ -48,7 +48,7 @@ class Team:
         self._run, self._commands, self._options = run, commands, options
         self._cpus = ranks.shares(size) if spawn else [[] for _ in range(size)]
         self._spawned: list[subprocess.Popen[bytes]] = []
-        self._caches = tempfile.TemporaryDirectory(prefix="duel-")  # of the row's compilers
+        self._caches = tempfile.TemporaryDirectory(prefix="duel-")  # for the row's compilers
         self.coordinator: ranks.Coordinator | None = None
         if size == 1:
             return
@@ -68,7 +68,7 @@ class Team:
             raise
 
     def start(self, row: Row) -> "subprocess.Popen[bytes]":
-        """Start this row's measuring processes; returns the one here."""
+        """Start this row's measuring processes; return the local one."""
         number, here, framework = row.row or 0, self._options, str(row.framework)
         self._caches.cleanup()
         self._caches = tempfile.TemporaryDirectory(prefix="duel-")
@@ -76,7 +76,7 @@ class Team:
             here = [*here, *self.coordinator.start(self._run, number, framework, self._options, self._cpus)]
         cpus = self._cpus[0] or _chosen_cpus(row)
         here = [*here, "--cpus", ",".join(map(str, cpus))] if cpus else here
-        # A session of its own: Ctrl-C reaches the supervisor alone, which then ends the row in order.
+        # A new session: Ctrl-C reaches the supervisor alone, which then ends the row cleanly.
         return subprocess.Popen(
             [*self._commands[framework], "--run_folder", str(self._run.folder), "--row", str(number), *here],
             env=ranks.environment(self._caches.name, row.use_case != VALIDATE),
@@ -86,7 +86,7 @@ class Team:
         )
 
     def close(self) -> None:
-        """Send all home."""
+        """End all other processes and remove the caches."""
         self._caches.cleanup()
         if self.coordinator is not None:
             self.coordinator.close()
@@ -97,25 +97,25 @@ class Team:
 
 
 def _chosen_cpus(row: Row) -> list[int]:
-    """Those that the switch ``threads`` leaves to the row; none where it leaves all."""
+    """Return the CPUs that the switch ``threads`` leaves to the row; an empty list means all."""
     asked = re.search(r"\+threads=(\d+)", str(row.mode))
     return probes.usable_cpus()[: int(asked[1])] if asked else []
 
 
 def measure_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbSink | None, again: int = 0) -> bool:
-    """Measure one row and leave its row file at its end, whatever happens to its processes.
+    """Measure one row and leave its row file in the end, whatever happens to its processes.
 
-    Where XLA's autotuner crashes there is another row behind all others, on the next rung of ``modes.RUNGS``. So there
-    is where others took what was measured on, ``again`` times at most, if the preset is to claim anything: what was
-    computed has no part in that decision, and all these rows stay. Returns whether the last of them was left in peace.
+    If XLA's autotuner crashes, another row is appended, on the next rung of ``modes.RUNGS``. If others disturbed a row,
+    another is appended too, at most ``again`` times: what was computed plays no part in that decision, and all these
+    rows are kept. Return whether the last of them was undisturbed.
     """
     while True:
         before = _size(run.log)
         for _ in range(PORTS):
             deaths = _try_row(run, row, team, reader, sink)
-            if not any(ranks.port_taken(said) for said in deaths.values()):
+            if not any(ranks.port_taken(text) for text in deaths.values()):
                 break
-            print("somebody took the port in the meantime: the row begins again with another", flush=True)
+            print("the port was taken in the meantime: the row starts again with another one", flush=True)
         ended = run.read_row(row.row or 0)
         rung = modes.next_rung(row.rung or 0, str(row.precision))
         disturbed = [f"{field} {much}" for field, much in disturbances(ended)] if ended.status == FINISHED else []
@@ -126,17 +126,17 @@ def measure_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: Wan
                 f"XLA's autotuner crashed: row {number} is another attempt, rung {rung} of {modes.HANDICAPPED}",
                 flush=True,
             )
-        elif disturbed and again and PRESETS[str(row.preset)].thorough:
+        elif disturbed and again:
             row, again = row.replace(row=number), again - 1
-            print(f"disturbed, {', '.join(disturbed)}: row {number} is another attempt, {again} are left", flush=True)
+            print(f"disturbed, {', '.join(disturbed)}: row {number} is another attempt, {again} left", flush=True)
         else:
             return not disturbed
 
 
-def _autotuner_crashed(row: Row, said: str) -> bool:
-    """Whether a row of JAX on a GPU died of a bad kernel before its step was compiled, which is when XLA tries some."""
+def _autotuner_crashed(row: Row, output: str) -> bool:
+    """Return whether a bad kernel killed a JAX row on a GPU before its step was compiled, when XLA tries some."""
     on_gpu = row.framework == "jax" and row.device_kind == "gpu"
-    return on_gpu and row.status == FAILED and row.compile_seconds is None and CRASH in said
+    return on_gpu and row.status == FAILED and row.compile_seconds is None and CRASH in output
 
 
 def _size(log: Path) -> int:
@@ -144,7 +144,7 @@ def _size(log: Path) -> int:
 
 
 def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbSink | None) -> dict[int, str]:
-    """One try at a row; on many devices the end of what each rank said that ended as it should not have."""
+    """Try a row once; on many devices, return the last output of every rank that failed."""
     run.write_row(row.replace(status=RUNNING, started=utc()))
     before = _size(run.log)
     process = team.start(row)
@@ -180,10 +180,10 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
         row = _sealed(run, row)
         row = _with_efficiency(row, run.rows()) if row.device_count != 1 else row
         run.write_row(row)
-    others = {rank: said for rank, said in deaths.items() if rank}
+    others = {rank: output for rank, output in deaths.items() if rank}
     if others:
-        for rank, said in others.items():
-            text = f"--- rank {rank}, the end of log.{rank}.txt\n{said}\n"
+        for rank, output in others.items():
+            text = f"--- rank {rank}, the end of log.{rank}.txt\n{output}\n"
             with open(run.log, "a", encoding="utf-8") as log:
                 log.write(text)
             print(text, flush=True)
@@ -192,13 +192,13 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
     elif row.status not in TERMINAL:
         cause, why = _cause(process.returncode)
         if silent >= SILENCE_SECONDS:
-            cause, why = f"hung: no output for {silent:.0f} s, in the phase '{run.stored_status().phase}'", "code"
+            cause, why = f"hung: no output for {silent:.0f} s in phase '{run.stored_status().phase}'", "code"
         run.write_row(row.replace(status=FAILED, cause=cause, why=why, ended=utc()))
     return deaths
 
 
 def _sealed(run: Run, row: Row) -> Row:
-    """``row`` with the hash of its evidence, if all ranks have left some."""
+    """Return ``row`` with the hash of its evidence, if all ranks have recorded it."""
     files = run.evidence_files(row.row or 0)
     if len(files) != row.device_count:
         return row.replace(missing={"evidence_sha256": f"{len(files)} of {row.device_count} ranks have recorded it"})
@@ -206,7 +206,7 @@ def _sealed(run: Run, row: Row) -> Row:
 
 
 def _with_efficiency(row: Row, rows: list[Row]) -> Row:
-    """``row`` of many devices with what its throughput is worth beside that on one, which was planned just before."""
+    """Return ``row``, of many devices, with its efficiency relative to the row on one, planned just before."""
     wanted = (row.framework, row.repeat, (row.point or 0) - 1)
     alone = [other for other in rows if (other.framework, other.repeat, other.point) == wanted][-1]
     if alone.status != FINISHED or not alone.throughput or not row.throughput or not row.device_count:
@@ -215,9 +215,9 @@ def _with_efficiency(row: Row, rows: list[Row]) -> Row:
 
 
 def _wind_up(process: "subprocess.Popen[bytes]", coordinator: ranks.Coordinator) -> dict[int, str]:
-    """End a row on many devices whose first process has ended: all others soon do, or are told to.
+    """End a row on many devices after its first process has ended: the others soon do, too, or are stopped.
 
-    Returns what those said that ended by themselves and as they should not have: a death takes others along.
+    Return the last output of those that failed before they were stopped: one death takes others along.
     """
     until = time.monotonic() + ranks.END_SECONDS
     while time.monotonic() < until and not (coordinator.ended() and process.poll() is not None):
@@ -234,23 +234,23 @@ def _wind_up(process: "subprocess.Popen[bytes]", coordinator: ranks.Coordinator)
 
 
 def _first_cause(row: Row, returncode: int, others: dict[int, str]) -> tuple[str, str]:
-    """What became of all ranks, in one line, and its kind; that one has lost another comes after what that died of."""
-    causes = [f"rank {rank}: {_last_line(said)}" for rank, said in others.items()]
-    if returncode > 0:  # else it was ended by us
+    """Return what became of all ranks, in one line, and its kind; failures come before the lost peers they caused."""
+    causes = [f"rank {rank}: {_last_line(output)}" for rank, output in others.items()]
+    if returncode > 0:  # otherwise we ended it
         own, why = (row.cause, row.why) if row.cause else _cause(returncode)
         if why == "input":
             return str(own), why
         causes.insert(0, f"rank 0: {own}")
-    causes.sort(key=lambda cause: any(words in cause.lower() for words in PEER_LOST))
+    causes.sort(key=lambda cause: any(text in cause.lower() for text in PEER_LOST))
     return "; ".join(causes), kind_of(causes[0])
 
 
-def _last_line(said: str) -> str:
-    return next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing").strip()
+def _last_line(output: str) -> str:
+    return next((line for line in reversed(output.splitlines()) if line.strip()), "no output").strip()
 
 
 def _with_partial_figures(run: Run, row: Row) -> Row:
-    """``row``, which ended early, with the figures of the blocks that it had timed; ``partial`` says so."""
+    """Return ``row``, which ended early, with the figures of the blocks it had timed; ``partial`` says so."""
     events = [event for event in run.events()[0] if event.get("row") == row.row and event["event"] == "block"]
     if row.status in TERMINAL or len(events) < 2 or row.batch_size is None:
         return row
@@ -258,8 +258,8 @@ def _with_partial_figures(run: Run, row: Row) -> Row:
         timing.Block(event["step"] - event["steps"], event["steps"], event["steps"] * event["step_seconds"])
         for event in events
     ]
-    said = f"{events[-1]['done']} steps of at least {events[-1]['needed']} were timed before the end"
-    return row.replace(partial=said, **timing.summary(blocks, row.batch_size))
+    partial = f"{events[-1]['done']} of at least {events[-1]['needed']} steps were timed before the end"
+    return row.replace(partial=partial, **timing.summary(blocks, row.batch_size))
 
 
 def _copy_output(process: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -272,13 +272,13 @@ def _copy_output(process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink | None) -> bool:
-    """Stream what the measuring process has written since, and keep the status alive. Whether there was anything."""
+    """Stream what the measuring process has written since, and keep the status alive; return whether it wrote any."""
     events = reader()
     if sink is not None:
         sink.log(events)
     changes: dict[str, Any] = {}
     for event in events:
-        if event["event"] == "phase":  # how far the one before had come is not where this one is
+        if event["event"] == "phase":  # the previous phase's progress is not this one's
             changes = {"row": event["row"], "phase": event["phase"], "phase_started": time.time()}
             changes["progress"] = Progress()
         elif event["event"] in PROGRESS:
@@ -290,9 +290,9 @@ def _pass_on(run: Run, reader: MetricsReader, sink: WandbSink | None) -> bool:
 
 
 def _cause(returncode: int) -> tuple[str, str]:
-    """How a process ended, in words, and as a kind."""
+    """Return how a process ended, as a text, and its kind."""
     if returncode == -signal.SIGKILL:
-        return "killed by SIGKILL; where memory ran out, this is what the kernel does", "killed"
+        return "killed by SIGKILL; this is what the kernel does when memory runs out", "killed"
     if returncode < 0:
         return f"ended by {signal.Signals(-returncode).name}", "code"
-    return f"its process ended with exit code {returncode} and without a report; see log.txt", "code"
+    return f"its process exited with code {returncode} without a report; see log.txt", "code"

@@ -1,8 +1,8 @@
 """What ``run.py`` does, the same in both frameworks.
 
 ``python <framework>/run.py --benchmark B --use_case N`` supervises: it owns the run's folder, starts one fresh
-process of itself for each row, streams what that writes to Weights & Biases, and records how it ended, whatever ended
-it. Such a process (``--run_folder F --row K``) measures one row and is the only one that loads the framework.
+process of itself for each row, streams what that writes to Weights & Biases, and records how it ended, whatever the
+reason. Such a process (``--run_folder F --row K``) measures one row and is the only one that loads the framework.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 from duel import ROOT, variables
 from duel.arguments import Parser
-from duel.catalogue import FRAMEWORKS, MANY, PAIRED, TRIAL, VALIDATE
+from duel.catalogue import FRAMEWORKS, MANY, PAIRED, PRESETS, TRIAL, VALIDATE
 from duel.comparability import judged
 from duel.errors import UserError
 from duel.files import locked, utc
@@ -37,31 +37,30 @@ from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIP
 from duel.status import this_process
 from duel.table import evidence, merge
 
-RETRIES = 4  # more tries at a row that others disturb
+RETRIES = 4  # further tries at a row that others disturb
+TRIAL_RETRIES = 1  # and at a trial of a search, which is one of many
 USER_ERROR = 2
-# Slurm's preemption and scancel, Ctrl-C, and the warning that our scripts ask for before a time limit.
+# Slurm's preemption and scancel, Ctrl-C, and the warning that our scripts request before a time limit.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 def main(framework: str, arguments: list[str] | None = None) -> int:
-    """The command line of ``<framework>/run.py``."""
+    """Run the command line of ``<framework>/run.py``."""
     parser = _parser(framework)
     args = parser.parse(sys.argv[1:] if arguments is None else arguments)
     try:
         version = importlib.metadata.version(FRAMEWORKS[framework])
     except importlib.metadata.PackageNotFoundError:
-        parser.error(
-            f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' makes an interpreter that has"
-        )
+        parser.error(f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' creates one that does")
     if args.run_folder is not None:
         return _measure(args, version)
     _check(parser, args)
-    # -u: what a crash leaves unwritten in a buffer is what one needs to read.
+    # -u: what a crash leaves in an unwritten buffer is what one needs to read.
     commands = {framework: [sys.executable, "-u", str(Path(sys.argv[0]).resolve())]}
     if args.paired:
         other, _, python = args.paired.partition("=")
         if other not in FRAMEWORKS or other == framework or shutil.which(python) is None:
-            parser.error(f"--paired {args.paired}: another framework's name, '=' and its interpreter are valid")
+            parser.error(f"--paired {args.paired}: expected another framework's name, '=' and its interpreter")
         commands[other] = [python, "-u", str(ROOT / other / "run.py")]
     named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
     options = {name: getattr(args, name) for name in named}
@@ -80,11 +79,11 @@ def _parser(framework: str) -> Parser:
     parser.add_argument("--target", type=target_name, default="local", metavar="NAME", help="recorded in the rows")
     parser.add_argument("--data", type=folder_name, default=ROOT / "data", metavar="DIR", help="folder of data sets")
     parser.add_argument("--run_folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--paired", default="", metavar="FRAMEWORK=PYTHON", help="measure that one, too, in turn")
-    parser.add_argument("--pairs", type=count, metavar="N", help="of each point, with --paired (default: the preset's)")
-    parser.add_argument("--trials", type=count, metavar="N", help="of each side: a search for the fastest switches")
-    parser.add_argument("--spawn", action="store_true", help="start the processes for all devices, on this machine")
-    # Of a measuring process, from its supervisor:
+    parser.add_argument("--paired", default="", metavar="FRAMEWORK=PYTHON", help="measure that framework, too, in turn")
+    parser.add_argument("--pairs", type=count, metavar="N", help="pairs per point with --paired; default: the preset's")
+    parser.add_argument("--trials", type=count, metavar="N", help="trials per side, to find the fastest switches")
+    parser.add_argument("--spawn", action="store_true", help="start the processes for all devices on this machine")
+    # For a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
@@ -93,20 +92,20 @@ def _parser(framework: str) -> Parser:
 
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:
-    """End with an error for what is no job of this interpreter's."""
+    """Exit with an error unless the options describe a job of this interpreter."""
     if args.benchmark is None or args.use_case is None:
-        parser.error("--benchmark and --use_case are needed")
+        parser.error("--benchmark and --use_case are required")
     check_use_cases(parser, args, (args.use_case,))
     if bool(args.trials) != (args.preset == TRIAL) or (args.trials and not args.paired):
-        parser.error(f"--trials, --paired and --preset {TRIAL} are for a search, together")
+        parser.error(f"a search needs --trials, --paired and --preset {TRIAL} together")
     if args.use_case in MANY and (args.nodes or 1) * (args.devices or 1) < 2:
-        parser.error(f"use case {args.use_case} needs several devices: --devices, and --nodes, say how many")
+        parser.error(f"use case {args.use_case} needs several devices: set --devices or --nodes")
     if args.weights is not None and not args.weights.endswith(SAFETENSORS):
         parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
 
 
 def _measure(args: argparse.Namespace, version: str) -> int:
-    """Measure one row, as one rank of it, in this very process."""
+    """Measure one row, as one of its ranks, in this process."""
     if args.cpus:  # before the framework makes its threads
         os.sched_setaffinity(0, map(int, args.cpus.split(",")))
     world = World(args.rank or 0, args.ranks or 1, args.local_rank or 0, args.meet)
@@ -116,8 +115,8 @@ def _measure(args: argparse.Namespace, version: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         code = USER_ERROR
     if world.size > 1:
-        # Threads of both frameworks' collectives outlive these, and now and then crash an interpreter that is taken
-        # down ("terminate called without an active exception"), or wait there for ranks that are gone.
+        # Threads of both frameworks' collectives outlive them, and now and then crash the interpreter at shutdown
+        # ("terminate called without an active exception"), or wait there for ranks that are gone.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -125,7 +124,7 @@ def _measure(args: argparse.Namespace, version: str) -> int:
 
 
 class _Stopped(BaseException):
-    """A signal asked the run to end. No Exception: wandb, or its sink, would take it for one of wandb's own."""
+    """A signal asked the run to end. Not an Exception: wandb, or its sink, would take it for one of wandb's own."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -133,21 +132,21 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _may_share(job: Job) -> bool:
-    """Whether small proofs may compute beside it: JAX takes most of a GPU's memory, and a TPU has one process."""
+    """Return whether small proofs may run next to it: JAX takes most of a GPU's memory, and a TPU has one process."""
     return job.small_proof and not any(map(importlib.util.find_spec, ("jax_plugins", "libtpu")))
 
 
 def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
-    """The folder that the driver made for this job, or a new one for a script that was started by hand.
+    """Return the run that the driver created for this job, or a new one for a script that was started by hand.
 
-    None where the driver's run was cancelled before it began. A job that Slurm starts over gets a new one: half a
-    measurement from each life would be none.
+    Return None if the driver's run was cancelled before it began. A job that Slurm restarts gets a new one: half a
+    measurement from each start would not be one.
     """
     run_id = os.environ.pop("DUEL_RUN_ID", None)
     if run_id is not None:
         run = results.run(run_id)
         status = run.stored_status()
-        # Lost: some other cluster's Slurm was asked, and did not know the job.
+        # Lost: another cluster's Slurm was asked, and did not know the job.
         if status.state in (QUEUED, LOST) and status.queued and not status.started:
             return run
         if status.state == CANCELLED and not status.started:
@@ -158,7 +157,7 @@ def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
 
 
 class _Work:
-    """What a supervisor has open while its run is measured; ``close`` ends all of it and leaves the record."""
+    """What a supervisor holds open while its run is measured; ``close`` ends it all and leaves the record."""
 
     def __init__(self, job: Job, run: Run, results: Results) -> None:
         self._job, self._run, self._results = job, run, results
@@ -167,7 +166,7 @@ class _Work:
         self._team: Team | None = None
 
     def measure(self, place: ranks.Place, data: Path, spawn: bool, commands: Commands, script: str | None) -> None:
-        """Every row in turn."""
+        """Measure every row in turn."""
         job, run = self._job, self._run
         # In a Slurm allocation the devices are the job's own; elsewhere two runs at once would void both.
         if "SLURM_JOB_ID" not in os.environ:
@@ -181,7 +180,7 @@ class _Work:
             run.write_row(row)
         if place.size != (1 if spawn else job.ranks):
             raise UserError(
-                f"{job.ranks} tasks are valid, one for each device of the job; the target starts {place.size} "
+                f"the job needs {job.ranks} tasks, one for each device; the target starts {place.size} "
                 "(--ntasks, --ntasks-per-node)"
             )
         if job.use_case != VALIDATE:  # a proof has no curves to watch
@@ -191,18 +190,24 @@ class _Work:
         reader = MetricsReader(run.metrics)
         options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
         self._team = Team(run, job.ranks, self._results, commands, options, spawn)
-        lost: set[int | None] = set()  # points of which no ratio can be made any more
+        lost: set[int | None] = set()  # points for which no ratio is possible any more
         following = search.rows(run, rows, job.trials, self._results.folder) if job.trials else iter(rows)
         for nth, row in enumerate(following, 1):
             part = f"row {nth} of {len(rows)}, {row.framework}" if len(rows) > 1 else ""
             part = f"trial {nth}, {row.framework} {row.mode}" if job.trials else part
             run.write_status(part=part, phase="starting")
-            again = RETRIES if job.framework == PAIRED and row.point not in lost else 0
-            if not measure_row(run, row, self._team, reader, self._sink, again):
+            if not measure_row(run, row, self._team, reader, self._sink, self._retries(row, lost)):
                 lost.add(row.point)
 
+    def _retries(self, row: Row, lost: set[int | None]) -> int:
+        """Return how often ``row`` may be measured again if others disturb it; not in ``lost`` points."""
+        if self._job.trials:
+            return TRIAL_RETRIES
+        claims = self._job.framework == PAIRED and PRESETS[self._job.preset].thorough
+        return RETRIES if claims and row.point not in lost else 0
+
     def close(self, state: str, cause: str, why: str | None, code: int) -> list[Row]:
-        """The rows of the run, judged."""
+        """Close everything; return the rows of the run, judged."""
         run, sink = self._run, self._sink
         if self._team is not None:
             self._team.close()
@@ -210,10 +215,10 @@ class _Work:
             self._alone.close()
             return []
         run.settle(state=state, cause=cause, why=why, exit_code=code)
-        self._alone.close()  # not before: processes of an ended row would run into the next run's
+        self._alone.close()  # not before: processes of an ended row would overlap the next run's
         try:
             rows = [row for row in merge(self._results, wait=False) if row.run_id == run.id]
-        except (OSError, UserError) as error:  # the row is safe in its own file; whoever merges next says so again
+        except (OSError, UserError) as error:  # the row is safe in its own file; the next merge reports this again
             print(f"not merged: {error}", file=sys.stderr)
             rows = []
         if sink is not None:
@@ -228,21 +233,21 @@ class _Work:
 def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     results = Results(ROOT / "results")
     place = ranks.place()
-    removed = variables.take_out(os.environ)  # here, so that no process that this one starts has them
+    removed = variables.take_out(os.environ)  # here, so that no child process has them
     if removed and place.rank == 0:
-        print(f"taken out, because no target sets them here: {', '.join(removed)}", flush=True)
+        print(f"removed, because no target sets them here: {', '.join(removed)}", flush=True)
     for number in STOPS:
         signal.signal(number, _stop)
     if place.rank > 0:
         return _assist(place, job, results, commands)
-    # The script hands over its own text; what comes in by '$(...)' has lost the last line's end.
+    # The script passes its own text; '$(...)' has stripped the final newline.
     script = os.environ.pop("DUEL_SCRIPT", None)
     script = None if script is None else script + "\n"
     run = _open_run(job, results, script)
     if run is None:
         print("this run was cancelled before it started", flush=True)
         return 0
-    # Only a job that is ours, whole: inside someone's salloc or notebook SLURM_JOB_ID is there too.
+    # Only if the whole job is ours: inside someone's salloc or notebook SLURM_JOB_ID is set, too.
     slurm_job_id = os.environ.pop("DUEL_SLURM_JOB_ID", "")
     phase = "waiting for another run on this machine to end"
     run.write_status(owner=this_process(), user=probes.user(), phase=phase, slurm_job_id=slurm_job_id)
@@ -263,7 +268,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         if str(stopped) == signal.SIGUSR2.name:
             state, why = FAILED, "warned"
             cause += ": Slurm warned that the time limit, or a preemption, was near"
-    except Exception as error:  # not hidden, but its words belong into the record too
+    except Exception as error:  # not hidden, but its text belongs in the record too
         cause, why = describe(error), kind_of(str(error))
         if run.folder.is_dir():
             raise
@@ -272,7 +277,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         # From here on a second signal must not cut the record short.
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
-        if why in ("told to end", "warned") and _is_complete(run):  # it came when all was measured
+        if why in ("told to end", "warned") and _is_complete(run):  # it came after everything was measured
             state, cause, why, code = _verdict(run.rows(), job)
         rows = work.close(state, cause, why, code)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
@@ -281,7 +286,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
 
 
 def _assist(place: ranks.Place, job: Job, results: Results, commands: Commands) -> int:
-    """The part of a rank other than 0, which says what is wrong where there are not as many as the job needs."""
+    """Run a rank other than 0. If their number is not what the job needs, rank 0 reports it."""
     if place.size != job.ranks:
         return 0
     try:
@@ -291,7 +296,7 @@ def _assist(place: ranks.Place, job: Job, results: Results, commands: Commands) 
 
 
 def _print_verdicts(run: Run, rows: list[Row]) -> None:
-    """Which pairs are comparable. The ratio needs scipy, which a framework's environment may not have."""
+    """Print which pairs are comparable. The ratio needs scipy, which a framework's environment may not have."""
     mine = [row for row in rows if row.comparable]
     pairs = Counter(str(row.comparable) for row in mine if row.framework == mine[0].framework)
     for verdict, times in pairs.items():
@@ -312,15 +317,15 @@ def _common_columns(script: str | None) -> dict[str, Any]:
 
 
 def _is_complete(run: Run) -> bool:
-    """Whether every row has been measured, or need not be."""
+    """Return whether every row has been measured or need not be."""
     rows = run.rows()
     return bool(rows) and all(row.status in (FINISHED, SKIPPED) for row in rows)
 
 
 def _verdict(rows: list[Row], job: Job) -> tuple[str, str, str | None, int]:
-    """State, cause, its kind and exit code of a run whose rows have all been tried.
+    """Return the state, cause, its kind and the exit code of a run whose rows have all been tried.
 
-    In a search a row that does not run is an answer, too, if another of its side did.
+    In a search, a row that does not run is an answer too, if another of its side did.
     """
     ran = {row.framework for row in rows if row.status == FINISHED} if job.trials else set()
     rows = [row for row in rows if row.status == FINISHED or row.framework not in ran]
