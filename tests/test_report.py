@@ -3,6 +3,8 @@
 import argparse
 import csv
 import dataclasses
+import hashlib
+import json
 import math
 import re
 import shutil
@@ -284,6 +286,17 @@ def test_a_hundred_thousand_rows_are_a_small_page(results: Results) -> None:
     assert f"The first {page.MOST_POINTS} of {len(many) // len(rows)} are here" in text
     assert "each panel has its first 60 points" in text
     assert len(pd.read_csv(report / "ratios.csv")) == len(many) // len(rows)
+
+
+def test_croissant_finds_the_rows_that_it_describes(results: Results) -> None:
+    folder = written(results, publish(results, point(1.5)))
+    described = json.loads((folder / "croissant.json").read_text())
+    (file,) = described["distribution"]
+    rows = folder / file["contentUrl"]
+    assert rows.samefile(results.folder / "published" / "planted" / "results.csv")
+    assert hashlib.sha256(rows.read_bytes()).hexdigest() == file["sha256"]
+    columns = {field["source"]["extract"]["column"] for field in described["recordSet"][0]["field"]}
+    assert columns == set(pd.read_csv(rows).columns)
 
 
 def test_a_live_report_is_written_again_until_all_runs_have_ended(

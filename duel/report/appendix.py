@@ -1,8 +1,9 @@
-"""What reviewers of artifacts ask for: hardware, time, variation, licences, checksums; and Croissant metadata."""
+"""What artifact reviewers ask for: hardware, time, variation, licences, checksums; and Croissant metadata."""
 
 import dataclasses
 import hashlib
 import json
+import os
 import types
 import typing
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ CROISSANT = "http://mlcommons.org/croissant/1.0"
 
 
 def paragraphs(studies: Sequence[Study]) -> list[str]:
-    """For the page and appendix.md."""
+    """Return the paragraphs of the section on artifacts, for the page and report.md."""
     texts = []
     for study in studies:
         rows = [row for row in study.rows if row.framework]
@@ -35,7 +36,7 @@ def paragraphs(studies: Sequence[Study]) -> list[str]:
         failed = [hour for hour, row in zip(hours, rows, strict=True) if row.status != FINISHED]
         cost = f"{sum(hours):.2f} device-hours in {len(rows)} rows"
         cost += f", of which {sum(failed):.2f} in {len(failed)} that did not finish" if failed else ", all finished"
-        texts.append(f"Cost: {cost}. Setting up takes 7 GB of disk and some ten minutes of downloads.")
+        texts.append(f"Cost: {cost}. Set-up takes 7 GB of disk and about ten minutes of downloads.")
         spreads = [line.spread for line in study.lines if line.spread is not None]
         if spreads:
             texts.append(f"Variation: sessions of one point vary by at most {max(spreads):.1%} (standard deviation).")
@@ -44,8 +45,8 @@ def paragraphs(studies: Sequence[Study]) -> list[str]:
     return [*texts, f"Licences: {LICENCES}"]
 
 
-def croissant(study: Study) -> str:
-    """Metadata of the rows in MLCommons' vocabulary, as JSON-LD."""
+def croissant(study: Study, folder: Path) -> str:
+    """Return metadata of the rows in MLCommons' Croissant vocabulary, as JSON-LD for a file in ``folder``."""
     data = (study.folder / "results.csv").read_bytes()
     hints = typing.get_type_hints(Row)
     meanings = {field.name: field.metadata.get("meaning", "") for field in dataclasses.fields(Row)}
@@ -60,33 +61,34 @@ def croissant(study: Study) -> str:
         }
         for name in COLUMNS
     ]
-    days = sorted(str(row.started)[:10] for row in study.rows if row.started) or ["2026-01-01"]
-    described = {
+    days = sorted(str(row.started)[:10] for row in study.rows if row.started)
+    described: dict[str, Any] = {
         "@context": _context(),
         "@type": "sc:Dataset",
         "conformsTo": CROISSANT,
         "name": f"duel-{study.name}",
-        "description": "Paired measurements of JAX and PyTorch, a row for each process.",
+        "description": "Paired measurements of JAX and PyTorch, one row per process.",
         "license": "https://spdx.org/licenses/MIT.html",
         "version": "1.0.0",
-        "datePublished": days[-1],
         "distribution": [
             {
                 "@type": "cr:FileObject",
                 "@id": "results.csv",
                 "name": "results.csv",
-                "contentUrl": "results.csv",
+                "contentUrl": os.path.relpath(study.folder / "results.csv", folder),
                 "encodingFormat": "text/csv",
                 "sha256": hashlib.sha256(data).hexdigest(),
             }
         ],
         "recordSet": [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}],
     }
+    if days:
+        described["datePublished"] = days[-1]
     return json.dumps(described, indent=1) + "\n"
 
 
 def _context() -> dict[str, Any]:
-    """The prefixes and terms that the vocabulary wants in every file."""
+    """Return the prefixes and terms that the vocabulary requires in every file."""
     terms = "conformsTo citeAs column data dataBiases dataCollection examples extract field fileProperty fileObject"
     terms += " fileSet format includes isLiveDataset jsonPath key md5 parentField path personalSensitiveInformation"
     terms += " recordSet references regex repeated replace separator source subField transform"
@@ -103,7 +105,7 @@ def _type(hint: Any) -> str:
 
 
 def _environment(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
-    """Of the first run that kept one."""
+    """Return the environment of the first run that kept one, empty if none did."""
     for run_id in dict.fromkeys(str(row.run_id) for row in rows):
         path = Path(study.folder / "runs" / run_id / "environment.json")
         if path.exists():

@@ -1,11 +1,11 @@
 """The report as files: a page, figures with the tables behind them, the ratios as LaTeX and Markdown.
 
-index.html      all of it, for a browser
+index.html      the whole report, for a browser
 ratios.csv      a line for each point
-figures/        of each figure SVG, PDF and the tidy CSV behind it; figures.py draws them again
+figures/        SVG, PDF and tidy CSV of each figure; figures.py draws them again
 tables/         ratios.tex and ratios.md
-report.md       what the page says in sentences, with what reviewers of artifacts ask for
-croissant.json  metadata of the rows, by MLCommons' vocabulary
+report.md       the text of the page, with what artifact reviewers ask for
+croissant.json  metadata of the rows, in MLCommons' vocabulary
 """
 
 import csv
@@ -25,9 +25,9 @@ from duel.report.study import Study
 
 
 def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], refresh: int | None = None) -> None:
-    """The report of ``studies`` in ``folder``; its page loads itself again every ``refresh`` seconds.
+    """Write the report of ``studies`` to ``folder``; its page reloads every ``refresh`` seconds.
 
-    Raises UserError where the folder cannot be written, or there is nothing of both sides to report.
+    Raises UserError if the folder cannot be written, or there are no pairs to report.
     """
     found = [one for study in studies for one in study.found]
     if not found:
@@ -48,7 +48,7 @@ def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], re
         write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
         for study in studies:
             name = "croissant.json" if len(studies) == 1 else f"croissant-{study.name}.json"
-            write_atomically(folder / name, appendix.croissant(study))
+            write_atomically(folder / name, appendix.croissant(study, folder))
         write_atomically(folder / "index.html", page.html(studies, tables, sections, refresh))
     except OSError as error:
         raise UserError(f"cannot write the report to {folder}: {error.strerror or error}") from error
@@ -56,7 +56,7 @@ def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], re
 
 
 def _tables(studies: Sequence[Study]) -> dict[str, list[Record]]:
-    """Of all studies together; of devices only where there are several."""
+    """Return the tables of all studies together; that of devices is empty unless there are several."""
     made = [figure_data.tables(study.found, study.curve) for study in studies]
     tables = {name: [record for each in made for record in each[name]] for name in made[0]}
     names = {record["device_name"] for record in tables["ratios"]}
@@ -66,13 +66,13 @@ def _tables(studies: Sequence[Study]) -> dict[str, list[Record]]:
 def _figures(tables: dict[str, list[Record]], folder: Path) -> None:
     shutil.copyfile(str(figures.__file__), folder / "figures.py")
     for name, records in tables.items():
-        if not records:  # of an earlier report, which had some
+        if not records:  # an earlier report may have had some
             for kind in ("csv", "svg", "pdf"):
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
             continue
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(records[0])
-        writer.writerows(record.values() for record in records)  # which all have the same keys in the same order
+        writer.writerows(record.values() for record in records)  # all have the same keys in the same order
         write_atomically(folder / f"{name}.csv", text.getvalue())
         figures.save(name, pd.DataFrame(records), folder)
