@@ -37,7 +37,7 @@ CELL = (
     "weights",
 )
 
-# These become parts of paths; and of these ratios and their logarithms are made.
+# The former become parts of paths; of the latter, ratios and their logarithms are computed.
 PARTS_OF_PATHS = ("run_id", "benchmark", "size", "device_kind")
 RATIOS = ("throughput", "step_seconds_p50", "compile_seconds", "first_step_seconds")
 
@@ -46,7 +46,7 @@ NOT_HERE = "no part of this use case"
 
 
 def column(meaning: str, unit: str = "") -> Any:
-    """A field of ``Row``: empty until known; ``unit`` is empty for text and counts."""
+    """Return a field of ``Row``, empty until known; ``unit`` is empty for text and counts."""
     return field(default=None, metadata={"meaning": meaning, "unit": unit})
 
 
@@ -212,13 +212,13 @@ class Row:
     missing: dict[str, str] = field(default_factory=dict, metadata={"meaning": "why a column is empty", "unit": "JSON"})
 
     def replace(self, **changes: Any) -> "Row":
-        """A copy with ``changes``; a column that gets a value loses its reason in ``missing``."""
+        """Return a copy with ``changes``; a column that gets a value loses its reason in ``missing``."""
         reasons = self.missing | changes.pop("missing", {})
         reasons = {name: why for name, why in reasons.items() if changes.get(name) is None}
         return dataclasses.replace(self, **changes, missing=reasons)
 
     def with_cell(self) -> "Row":
-        """A copy with ``cell`` and ``pair`` from the fields of ``CELL``, all known, or ``missing`` for a reason."""
+        """Return a copy with ``cell`` and ``pair``, made from the fields of ``CELL``: each known, or in ``missing``."""
         values = {name: getattr(self, name) for name in CELL}
         unknown = [name for name, value in values.items() if value is None and name not in self.missing]
         assert not unknown, f"a cell needs {unknown}"
@@ -229,12 +229,12 @@ class Row:
         return json.dumps(self.to_dict(), indent=1) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """Column name to value, in the order of ``COLUMNS``."""
+        """Return a mapping of column names to values, in the order of ``COLUMNS``."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], name: str) -> "Row":
-        """Raises Damaged, which begins with ``name``, where ``values`` are no row's. Newer columns are left out."""
+        """Return a row of ``values``, without newer columns. Raises Damaged, headed by ``name``, if invalid."""
         row = fitting(values, cls, name)
         if not row.run_id:
             raise Damaged(f"{name} is damaged: it has no run_id")
@@ -242,15 +242,15 @@ class Row:
         return row
 
     def check(self, name: str) -> None:
-        """Raises Damaged, which begins with ``name``, where a column that others are chosen by has no valid value."""
+        """Raise Damaged, headed by ``name``, if a column that other code relies on has an invalid value."""
         for column_name, valid in (("status", STATES), ("framework", FRAMEWORKS), ("use_case", USE_CASES)):
             value = getattr(self, column_name)
             if value is not None and value not in valid:
                 raise Damaged(f"{name} is damaged: {column_name} {value!r}; valid: {', '.join(map(str, valid))}")
         if self.row is not None and self.row < 0:
             raise Damaged(f"{name} is damaged: row {self.row}")
-        if not set(self.missing) <= set(COLUMNS):
-            raise Damaged(f"{name} is damaged: missing names what is no column")
+        if not _NAMES.issuperset(self.missing):
+            raise Damaged(f"{name} is damaged: missing names an unknown column")
         for column_name in PARTS_OF_PATHS:
             value = getattr(self, column_name)
             if value is not None and not RUN_ID.fullmatch(value):
@@ -263,7 +263,7 @@ class Row:
             _check_variables(self.variables, name)
 
     def to_csv(self) -> list[str]:
-        """One text per column. Every empty column has a reason, if only that the row did not reach it."""
+        """Return one string per column. Every empty column has a reason, if only that the row did not reach it."""
         values = self.to_dict()
         reasons = {name: self.missing.get(name, NOT_YET) for name in COLUMNS[:-1] if values[name] is None}
         if self.status == FINISHED:
@@ -274,7 +274,7 @@ class Row:
 
     @classmethod
     def from_csv(cls, texts: dict[str, str]) -> "Row":
-        """The row that ``to_csv`` wrote; ``texts`` maps column names to texts. Raises Damaged where it is none."""
+        """Return the row that ``to_csv`` wrote, from texts by column name. Raises Damaged if it is not one."""
         name = f"row {str(texts.get('row'))[:20]} of {str(texts.get('run_id'))[:96]}"
         try:
             values = {name: _parse(name, text) for name in COLUMNS[:-1] if (text := texts.get(name))}
@@ -289,7 +289,7 @@ class Row:
 
 
 def _check_variables(text: str, name: str) -> None:
-    """Raises Damaged, which begins with ``name``, where ``text`` is not what ``duel.variables.record`` gives."""
+    """Raise Damaged, headed by ``name``, if ``text`` is not what ``duel.variables.record`` returns."""
     try:
         stored = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -298,6 +298,7 @@ def _check_variables(text: str, name: str) -> None:
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+_NAMES = frozenset(COLUMNS)
 _TYPES: dict[str, type] = {
     name: next(a for a in typing.get_args(hint) if a is not types.NoneType)
     for name, hint in typing.get_type_hints(Row).items()
@@ -305,20 +306,20 @@ _TYPES: dict[str, type] = {
 }
 
 
-@functools.lru_cache(maxsize=1 << 17)  # of a hundred thousand rows most say the same, and share what they say
+@functools.lru_cache(maxsize=1 << 17)  # in a hundred thousand rows most values repeat, and share one object
 def _parse(name: str, text: str) -> Any:
     return text == "True" if _TYPES[name] is bool else _TYPES[name](text)
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _reasons(text: str) -> dict[str, str]:
-    """The column ``missing``, which nobody changes in place. Raises ValueError for what is not one."""
+    """Return the column ``missing``, shared and so never changed in place. Raises ValueError if it is invalid."""
     stored = json.loads(text)
     if not isinstance(stored, dict) or not all(isinstance(why, str) for why in stored.values()):
-        raise ValueError("missing is no object of texts")
+        raise ValueError("missing is not an object of strings")
     return stored
 
 
 def digest(values: dict[str, Any]) -> str:
-    """12 hex digits that are equal exactly when ``values`` are."""
+    """Return 12 hex digits that are equal exactly when ``values`` are."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

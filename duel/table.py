@@ -1,4 +1,4 @@
-"""results.csv: every run's rows in one table, each pair judged. It is derived; any process may rebuild it."""
+"""results.csv: the rows of all runs in one table, with each pair judged. Any process may rebuild this derived file."""
 
 import csv
 import io
@@ -14,26 +14,26 @@ from duel.record import COLUMNS, Row
 from duel.results import Results, by_time
 from duel.states import FINISHED, LOST, TERMINAL
 
-if TYPE_CHECKING:  # numpy is loaded where evidence is judged
+if TYPE_CHECKING:  # numpy is loaded only to judge evidence
     from duel.evidence import Evidence
 
 TABLE_BYTES = 1 << 30
 EVIDENCE_BYTES = 1 << 28
-csv.field_size_limit(8 * files.RECORD_BYTES)  # whatever a row's file can hold can be read again from the table
+csv.field_size_limit(8 * files.RECORD_BYTES)  # whatever a row's file can hold can be read back from the table
 
 
 def read_rows(path: Path, strict: bool = True) -> list[Row]:
-    """The rows of a CSV file; none where there is none. Raises UserError where it is not one of ours.
+    """Return the rows of a CSV file, none if it does not exist. Raises UserError if it is not one of ours.
 
-    A line that is no row is refused likewise, or, unless ``strict``, becomes a lost row with this cause.
+    A line that is not a row also raises it or, unless ``strict``, becomes a lost row with that cause.
     """
     try:
         data = io.BytesIO(files.read(path, TABLE_BYTES))
-        reader = csv.DictReader(io.TextIOWrapper(data, "utf-8", errors="strict" if strict else "replace", newline=""))
-        header = reader.fieldnames or []
+        reader = csv.reader(io.TextIOWrapper(data, "utf-8", errors="strict" if strict else "replace", newline=""))
+        header = next(reader, [])
         if not {"run_id", "row", "missing"} <= set(header):
             raise Damaged("not a table of rows")
-        return [_row(texts, strict) for texts in reader]
+        return [_row(dict(zip(header, texts, strict=False)), strict) for texts in reader if texts]
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:
@@ -60,7 +60,7 @@ def _row(texts: dict[str, str], strict: bool) -> Row:
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write ``rows`` to a CSV file, whole or not at all."""
     text = io.StringIO(newline="")
-    # All quoted: a bare carriage return inside a text would otherwise end the line for readers.
+    # All quoted: to readers, a bare carriage return inside a text would otherwise end the line.
     writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(COLUMNS)
     writer.writerows(row.to_csv() for row in rows)
@@ -70,13 +70,13 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 def merge(results: Results, wait: bool = True) -> list[Row]:
     """Bring results.csv up to date with the runs' folders and return its rows.
 
-    Runs all of whose rows the CSV already holds at their end are not read again. Without ``wait`` the call does
-    nothing itself where another process is merging: that one looks again before it is done.
+    Runs whose rows have all ended in the CSV are not read again. Without ``wait`` the call does nothing if another
+    process is merging: that one looks again before it is done.
     """
     asked = results.folder / ".results.again"
     rows: list[Row] = []
     while True:
-        # First the mark, then the lock: whoever finds the lock taken has left the mark to the one that holds it.
+        # First the mark, then the lock: a process that finds the lock taken has left its mark for the holder.
         asked.touch()
         with locked(results.folder / ".results.lock", wait) as held:
             if not held:
@@ -86,11 +86,11 @@ def merge(results: Results, wait: bool = True) -> list[Row]:
             rows = _merge(results)
         if not asked.exists():
             return rows
-        wait = False  # whoever has the lock by now has found the mark
+        wait = False  # if the lock is taken by now, its holder finds the mark
 
 
 def _merge(results: Results) -> list[Row]:
-    """``merge`` for whoever holds the lock."""
+    """Merge; the caller holds the lock."""
     before = read_rows(results.csv, strict=False)
     known: dict[str | None, list[Row]] = {}
     for row in before:
@@ -98,10 +98,10 @@ def _merge(results: Results) -> list[Row]:
     at_end = TERMINAL - {LOST}  # a lost run may yet report again
     settled = {run_id for run_id, rows in known.items() if all(row.status in at_end for row in rows)}
     if known.pop(None, []):
-        settled = set()  # a damaged line may have been of any run
+        settled = set()  # a damaged line may belong to any run
     known |= {run.id: run.rows() for run in results.runs() if run.id not in settled}
     in_order = [row for run_id in sorted(filter(None, known), key=by_time) for row in known[run_id]]
-    proved = [with_parity(row, results) for row in in_order if row.use_case != VALIDATE]  # which measures nothing
+    proved = [with_parity(row, results) for row in in_order if row.use_case != VALIDATE]  # measures nothing
     rows = comparability.judged(proved, lambda row: evidence(row, results))
     if rows != before or not results.csv.exists():
         write_rows(results.csv, rows)
@@ -109,9 +109,9 @@ def _merge(results: Results) -> list[Row]:
 
 
 def evidence(row: Row, results: Results) -> "list[Evidence]":
-    """What ``row``'s program computed from known weights, of each rank.
+    """Return what ``row``'s program computed from known weights, for each rank.
 
-    Raises ValueError where it is not there, or not what the row recorded.
+    Raises ValueError if it is missing or is not what the row recorded.
     """
     from duel.evidence import Evidence, sha256
 
@@ -126,7 +126,7 @@ def evidence(row: Row, results: Results) -> "list[Evidence]":
 
 
 def with_parity(row: Row, results: Results) -> Row:
-    """A finished row that was not verified when it ended may be now."""
+    """Return ``row`` with its parity as of now: a finished row may have been verified since it ended."""
     if row.status != FINISHED or row.parity == certificate.VERIFIED:
         return row
     return row.replace(parity=certificate.verdict(row, results.folder))
