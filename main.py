@@ -5,7 +5,7 @@ python main.py --benchmark resnet50 --use_case 1      render both scripts, start
 python main.py status                                 what they are doing
 python main.py compare                                what came of them
 
-The door alone: the command line is duel/cli/. Any python3 may open it; what the driver needs is in its environment.
+Only the entry point: the command line is duel/cli/. Any python3 can start it; it switches to the driver's environment.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ NEEDED = ("jinja2", "msgspec", "pydantic", "rich", "submitit")
 
 
 def enter_driver() -> None:
-    """Go on in the driver's interpreter where this one cannot; an error where there is none."""
+    """Continue in the driver's interpreter if this one lacks what is needed; exit with an error if there is none."""
     if sys.version_info >= (3, 11) and all(map(_installed, NEEDED)):
         return
     python = os.path.join(DRIVER, "bin", "python")
@@ -36,8 +36,8 @@ def _installed(name: str) -> bool:
 if __name__ == "__main__":
     enter_driver()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where whoever started us has closed it
-            stream.reconfigure(errors="replace")  # a terminal without Unicode shows '?' and no traceback
+        if isinstance(stream, io.TextIOWrapper):  # None if the parent process closed it
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows '?' instead of a traceback
     from duel.cli.main import main
 
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""How fast the driver answers, as a ratio to Python's own start in the same run.
+"""How fast the driver responds, as a ratio to Python's own start in the same run.
 
     .venv/driver/bin/python benchmarks/driver.py
 
@@ -24,13 +24,13 @@ COMMANDS = {
 
 
 def main() -> int:
-    # Where an environment forbids bytecode, every start compiles all that it imports, but Python's own modules.
+    # If an environment forbids bytecode, every start compiles all its imports except Python's own modules.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(ROUNDS):
-        for name, words in COMMANDS.items():
+        for name, argv in COMMANDS.items():
             start = time.perf_counter()
-            subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([sys.executable, *argv], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
             seconds[name].append(time.perf_counter() - start)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     ratio = median["main.py --help"] / median["python -c pass"]

@@ -1,10 +1,10 @@
-"""How fast jobs are rendered, submitted and looked at, on a private Slurm of this machine ('make slurm' installs it).
+"""How fast jobs are rendered, submitted and listed, on a private Slurm on this machine ('make slurm' installs it).
 
     .venv/driver/bin/python benchmarks/launching.py
 
-Rendering must reach 1,000 scripts/s. Submitting without a pause must stay within twice a bare sbatch loop over the same
-scripts; the two alternate, and the figure is the median of the ratios. 'status' over 2,000 runs, 40 of them waiting in
-Slurm, must take less than 1 s and call Slurm twice at most. Exit code 1 if one does not hold.
+Rendering must reach 1,000 scripts/s. Submitting without a pause may take at most twice as long as a bare sbatch loop
+over the same scripts; the two alternate, and the figure is the median of the ratios. 'status' over 2,000 runs, 40 of
+them waiting in Slurm, must take less than 1 s and call Slurm at most twice. Exit code 1 if one of these does not hold.
 """
 
 import dataclasses
@@ -55,13 +55,13 @@ def planned(number: int) -> list[Job]:
 
 
 def in_folder(jobs: list[Job], target: Target, folder: Path) -> list[submit.Launch]:
-    """The launches of ``jobs``, as of a checkout in ``folder``."""
+    """Return the launches of ``jobs``, as from a checkout in ``folder``."""
     launches = submit.plan(jobs, target)
     return [dataclasses.replace(launch, text=script.render(launch.job, target, folder)) for launch in launches]
 
 
 def submitting(target: Target, folder: Path) -> list[float]:
-    """Seconds of ours over seconds of bare sbatch, one ratio a round."""
+    """Return the ratios of our seconds to those of bare sbatch, one per round."""
     ratios = []
     jobs = planned(40)
     launches = in_folder(jobs, target, folder)
@@ -81,7 +81,7 @@ def submitting(target: Target, folder: Path) -> list[float]:
 
 
 def looking(target: Target, folder: Path) -> tuple[float, int]:
-    """Median seconds of 'main.py status' over many runs, and how often it called Slurm."""
+    """Return the median seconds of 'main.py status' over many runs, and how often it called Slurm."""
     checkout = folder / "checkout"
     shutil.copytree(ROOT / "duel", checkout / "duel", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "main.py", checkout)
@@ -95,7 +95,7 @@ def looking(target: Target, folder: Path) -> tuple[float, int]:
     calls = folder / "calls"
     stand_ins = folder / "bin"
     stand_ins.mkdir()
-    for tool in ("squeue", "sacct"):  # they count, and then call the real one
+    for tool in ("squeue", "sacct"):  # they count the call, then run the real tool
         (stand_ins / tool).write_text(f'#!/bin/sh\necho {tool} >> "{calls}"\nexec {shutil.which(tool)} "$@"\n')
         (stand_ins / tool).chmod(0o755)
     environment = os.environ | {"PATH": f"{stand_ins}:{os.environ['PATH']}"}

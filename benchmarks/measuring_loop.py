@@ -1,19 +1,19 @@
-"""What the measuring loop itself costs: its step time over that of a bare hand-written loop, in one framework.
+"""The overhead of the measuring loop: its step time over that of a bare hand-written loop, in one framework.
 
     .venv/jax/bin/python benchmarks/measuring_loop.py jax 1
     .venv/pytorch/bin/python benchmarks/measuring_loop.py pytorch 1
 
     .venv/jax/bin/python benchmarks/measuring_loop.py jax 1 probes
 
-The number is the use case, 1 to 5; for 2 and 4 there are two processes with half of the cores each. Blocks of both
-loops alternate in the order A B B A over the same model, batches and compiled step in one process, whose ratio is
-exp(20 % trimmed mean of the pairs' log ratios): a shared machine hits one block of a pair now and then. Which of the
-loops is favoured differs from process to process, however many pairs each takes: by a percent where two share the work;
-why is not known. So fresh processes follow each other until the 95 % interval of their mean is narrow enough. Its upper
-bound must be at most 1.01 on a step of at least 5 ms. Exit code 1 if it is not.
+The number is the use case, 1 to 5; 2 and 4 use two processes with half of the cores each. Blocks of both loops
+alternate in the order A B B A over the same model, batches and compiled step in one process, whose ratio is exp(20 %
+trimmed mean of the pairs' log ratios): a shared machine hits one block of a pair now and then. Which loop is favoured
+differs from process to process, however many pairs each takes, by a percent if two share the work; the reason is
+unknown. So fresh processes are added until the 95 % interval of their mean is narrow enough. Its upper bound must be at
+most 1.01 on a step of at least 5 ms. Exit code 1 if it is not.
 
-With "probes" what happens between blocks is counted, too: conditions are asked for and written down, on blocks as long
-as those that are measured. Then the bound is 1.02.
+With "probes", what happens between blocks counts, too: conditions are read and written, on blocks as long as those
+that are measured. Then the bound is 1.02.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# When to end depends on how wide the interval is, not on where it lies.
+# When to stop depends on how wide the interval is, not on where it lies.
 FEWEST, MOST, HALF_WIDTH = 8, 40, 0.004  # processes
 # Short blocks and many pairs: a shared machine disturbs for longer than a pair lasts.
 BLOCK_SECONDS, PAIRS = 0.05, 200
-PROBED_SECONDS, PROBED_PAIRS = 0.2, 100  # as presets have them
-TRIMMED = 0.2  # of the pairs on either side
+PROBED_SECONDS, PROBED_PAIRS = 0.2, 100  # as in the presets
+TRIMMED = 0.2  # share of the pairs, at either end
 BENCHMARK, PRODUCT = "mnist", "clipped_sum"
-BATCH_SIZES = {1: 96, 2: 128, 3: 64, 4: 64, 5: 512}  # for steps of some milliseconds more than 5
+BATCH_SIZES = {1: 96, 2: 128, 3: 64, 4: 64, 5: 512}  # for steps of somewhat more than 5 ms
 BOUND, PROBED_BOUND = 1.01, 1.02
 
 Loop = Callable[[int], float]
@@ -119,14 +119,14 @@ def bare_pytorch(work: Any, use_case: int) -> Loop:
         for index in range(steps):
             result = one(batches[index % len(batches)])
         seconds = time.perf_counter() - start
-        del result  # kept until here, as whoever wants it does
+        del result  # kept until here, as a user of it would
         return seconds
 
     return run
 
 
 def measure(framework: str, use_case: int, world: Any, probes: bool) -> None:
-    """What one process finds, printed as JSON by the first of those that work together."""
+    """Measure in one process; the first of those that work together prints the result as JSON."""
     from scipy.stats import trim_mean
 
     import devices
@@ -181,15 +181,15 @@ def measure(framework: str, use_case: int, world: Any, probes: bool) -> None:
 
 
 def apart(ranks: int) -> dict[str, Any]:
-    """What fresh processes find that work together, ``ranks`` of them."""
+    """Return what ``ranks`` fresh processes, working together, measure."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         meet = {"MEET": f"127.0.0.1:{server.getsockname()[1]}"}
     begin = functools.partial(subprocess.Popen, [sys.executable, *sys.argv], stdout=subprocess.PIPE, text=True)
     processes = [begin(env=os.environ | meet | {"RANK": str(rank)}) for rank in range(ranks)]
-    said = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
-        sys.exit(f"a measuring process ended with {[process.returncode for process in processes]}")
-    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+        sys.exit(f"measuring processes exited with {[process.returncode for process in processes]}")
+    found: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
     print(f"{math.exp(found['log']):.4f}", end=" ", file=sys.stderr, flush=True)
     return found
 
@@ -208,7 +208,7 @@ def start(framework: str, use_case: int, probes: bool) -> int:
             os.sched_setaffinity(0, cpus)
         measure(framework, use_case, World(rank, together, rank, address) if together > 1 else ALONE, probes)
         sys.stdout.flush()
-        os._exit(0)  # as Duel's own processes end: collectives' threads may crash an interpreter that is taken down
+        os._exit(0)  # as Duel's own processes do: collectives' threads may crash the interpreter at shutdown
     found = [apart(together) for _ in range(FEWEST)]
     while (ratio := estimate([each["log"] for each in found])).high > ratio.low * (1 + 2 * HALF_WIDTH):
         if ratio.n == MOST:
@@ -235,8 +235,8 @@ def start(framework: str, use_case: int, probes: bool) -> int:
 
 
 if __name__ == "__main__":
-    words = sys.argv[1:]
+    arguments = sys.argv[1:]
     valid = (("jax", "pytorch"), ("1", "2", "3", "4", "5"), ("probes",))
-    if len(words) not in (2, 3) or not all(word in choice for word, choice in zip(words, valid, strict=False)):
+    if len(arguments) not in (2, 3) or not all(one in choice for one, choice in zip(arguments, valid, strict=False)):
         sys.exit("usage: measuring_loop.py jax|pytorch 1|2|3|4|5 [probes], with that framework's interpreter")
-    sys.exit(start(words[0], int(words[1]), len(words) == 3))
+    sys.exit(start(arguments[0], int(arguments[1]), len(arguments) == 3))

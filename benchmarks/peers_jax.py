@@ -1,19 +1,19 @@
 """The benchmarks as public libraries write them in JAX, each with the inputs and outputs of the twin.
 
-Flax is there. transformers (the last version that has JAX) and jraph are not part of Duel's environments:
+Flax is installed. transformers (the last version with JAX) and jraph are not part of Duel's environments:
 
     .venv/jax/bin/python -m pip install --target DIR transformers==4.57.1 jraph==0.0.6.dev0
 
-and PYTHONPATH=DIR. The others are built from a folder with checkouts of them:
+and set PYTHONPATH=DIR. The others are built from a folder with their checkouts:
 
 - bonsai: github.com/jax-ml/bonsai at 36284254 (ResNet-50, ViT-B/16 and EfficientNet-B0; NNX)
 - flax: github.com/google/flax at 18f8f311, examples/imagenet (ResNet-50; linen)
 - vision_transformer: github.com/google-research/vision_transformer at c6de1e53 (ViT-B/16; linen)
 - efficientnet-jax: github.com/rwightman/efficientnet-jax at 06d7ed6c (EfficientNet-B0 and MobileNetV3-Small; linen)
 
-They run without dropout and stochastic depth, which the twins have not, and else as their authors wrote them: bonsai
-and flax take the one-pass variance in batch norm, both vision transformers the tanh approximation of GELU, and jraph
-computes the weights of gcn's edges anew at every step, where the twins compute what PyTorch does.
+They run without dropout and stochastic depth, which the twins do not have, and otherwise as their authors wrote them:
+bonsai and flax use the one-pass variance in batch norm, both vision transformers the tanh approximation of GELU, and
+jraph recomputes gcn's edge weights at every step, where the twins compute what PyTorch does.
 """
 
 import functools
@@ -123,9 +123,9 @@ def _jraph_gcn(folder: Path) -> Public:
 
 
 def _jraph_graphnet(folder: Path) -> Public:
-    """jraph's network of the updates that AlgoPerf has: a linear layer, a layer norm and a ReLU.
+    """Return jraph's network with AlgoPerf's updates: a linear layer, a layer norm and a ReLU.
 
-    Each graph has one more behind it, which takes its padding, as jraph's own batches have.
+    Each graph is followed by one that takes its padding, as in jraph's own batches.
     """
     import jax.numpy as jnp
     from flax import nnx
@@ -163,7 +163,7 @@ def _jraph_graphnet(folder: Path) -> Public:
 
 
 def _with_padding(mask: Any) -> Any:
-    """(2 * N,): of each graph of ``mask`` (N, size) how much is not padding, and how much is."""
+    """Return (2 * N,): for each graph of ``mask`` (N, size), how much is not padding, and how much is."""
     import jax.numpy as jnp
 
     real = mask.sum(1).astype(int)
@@ -176,7 +176,7 @@ def _flax_resnet50(folder: Path) -> Public:
     module = _file(folder / "flax/examples/imagenet/models.py")
     public = _linen(module.ResNet50(num_classes=1000), "train")
 
-    # Its batch norm takes the mean over devices, under a name for their axis: here one that costs nothing.
+    # Its batch norm averages over devices, along a named axis: here one of size 1, which costs nothing.
     def apply(parameters: Any, rest: Any, inputs: Any, train: bool) -> Any:
         forward = jax.vmap(lambda *x: public.apply(*x, train), None, None, axis_name="batch", axis_size=1)
         return forward(parameters, rest, inputs)
@@ -220,7 +220,7 @@ def _jeffnet(variant: str) -> Callable[[Path], Public]:
     def build(folder: Path) -> Public:
         from flax import linen
 
-        # Flax has removed this module; of it only a function is imported, which dropout would call.
+        # Flax has removed this module; only a function is imported from it, which dropout would call.
         sys.modules.setdefault("flax.nn", types.SimpleNamespace(make_rng=None))
         sys.path.append(str(folder / "efficientnet-jax"))
         model, _ = importlib.import_module("jeffnet.linen").create_model(variant)
@@ -246,7 +246,7 @@ PEERS: dict[str, dict[str, Callable[[Path], Public]]] = {
 
 
 def _file(path: Path) -> types.ModuleType:
-    """The module in ``path`` alone, without what its package would import."""
+    """Return the module in ``path`` alone, without what its package would import."""
     spec = importlib.util.spec_from_file_location(f"public_{path.parent.name}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -257,7 +257,7 @@ def _file(path: Path) -> types.ModuleType:
 
 
 def _linen(model: Any, flag: str) -> Public:
-    """``flag`` is what the model calls training."""
+    """Return ``model`` as ``Public``; ``flag`` is its argument for training."""
     import jax
     import jax.numpy as jnp
 
@@ -284,5 +284,5 @@ def _nnx(model: Any, call: Callable[[Any, Any, bool], Any]) -> Public:
         logits = call(model, inputs, train)
         return logits, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.Param)))
 
-    # plain dictionaries, as the twin has them: less work for Python at every step
+    # plain dictionaries, as in the twin: less work for Python at every step
     return Public(nnx.to_pure_dict(parameters), nnx.to_pure_dict(rest), apply)

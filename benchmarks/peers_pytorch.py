@@ -1,10 +1,10 @@
 """The benchmarks as public libraries write them in PyTorch, each with the inputs and outputs of the twin.
 
-torchvision is there; transformers and PyTorch Geometric are not part of Duel's environments:
+torchvision is installed; transformers and PyTorch Geometric are not part of Duel's environments:
 
     .venv/pytorch/bin/python -m pip install --target DIR transformers==4.57.1 torch_geometric==2.8.1
 
-and PYTHONPATH=DIR. Dropout and stochastic depth, which the twins have not, are off.
+and set PYTHONPATH=DIR. Dropout and stochastic depth, which the twins do not have, are off.
 """
 
 import functools
@@ -80,7 +80,7 @@ def _vit(sizes: dict[str, Any]) -> nn.Module:
 
 
 class _GCN(nn.Module):
-    """PyTorch Geometric's layers, with the twin's normalised weights of edges."""
+    """PyTorch Geometric's layers, with the twin's normalised edge weights."""
 
     def __init__(self, features: int, hidden: int, classes: int) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class _GCN(nn.Module):
 
 
 class _Update(nn.Module):
-    """A linear layer, a layer norm and a ReLU, for a part of PyTorch Geometric's MetaLayer: ``gather`` has its inputs
-    of all that the layer gives."""
+    """A linear layer, a layer norm and a ReLU, for a part of PyTorch Geometric's MetaLayer: ``gather`` picks its inputs
+    from all that the layer passes."""
 
     def __init__(self, inputs: int, width: int, gather: Callable[..., tuple[torch.Tensor, ...]]) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _Update(nn.Module):
 
 
 class _GraphNetwork(nn.Module):
-    """PyTorch Geometric's MetaLayer with its scatter. Each graph has one more behind it, which takes its padding."""
+    """PyTorch Geometric's MetaLayer with its scatter. Each graph is followed by one that takes its padding."""
 
     def __init__(self, steps: int, width: int, node_features: int, edge_features: int, tasks: int) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class _GraphNetwork(nn.Module):
 
 
 class _BasicNet(nn.Module):
-    """ResNet-18 for small images of torchvision's blocks: a stem of 3 x 3, without its pooling."""
+    """ResNet-18 for small images, from torchvision's blocks: a 3 x 3 stem, without its pooling."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Per-sample gradients of the twins against what people use today, on the two CNNs of that literature.
+"""Per-sample gradients of the twins against what is commonly used, on the two CNNs of that literature.
 
     .venv/jax/bin/python benchmarks/per_sample_gradients.py jax
     make opacus && .venv/pytorch/bin/python benchmarks/per_sample_gradients.py pytorch
 
 JAX: each product against plain ``jit(vmap(grad))`` and the same reduction. PyTorch: the faster of its own modes against
-the fastest way of Opacus that gives the product (hooks, functorch, expanded weights, ghost clipping). All are warmed
+the fastest of Opacus's ways to the product (hooks, functorch, expanded weights, ghost clipping). All are warmed
 up; blocks alternate in the order A B B A in one process. The ratio is exp(mean log ratio of the pairs) with its 95 % t
-interval, with pairs until that is narrow enough; the upper bound must be at most 1.05. Exit code 1 if one is not.
+interval, from as many pairs as make that narrow enough; its upper bound must be at most 1.05. Exit code 1 if not.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ("mnist", "cifar10")
 BATCH_SIZE = 32
-# As many pairs as an interval of such a half width needs: when to end depends on how wide it is, not on where it lies.
+# As many pairs as this half width needs: when to stop depends on how wide the interval is, not on where it lies.
 BLOCK_SECONDS, FEWEST_PAIRS, MOST_PAIRS, HALF_WIDTH = 0.3, 60, 1000, 0.02
 BOUND = 1.05
 
@@ -31,7 +31,7 @@ Loop = Callable[[int], float]
 
 
 def stepping(work: Any) -> Loop:
-    """Seconds of steps of a twin."""
+    """Return a loop that times steps of a twin."""
 
     def run(steps: int) -> float:
         start = time.perf_counter()
@@ -44,7 +44,7 @@ def stepping(work: Any) -> Loop:
 
 
 def jax_baselines(work: Any, product: str) -> dict[str, Loop]:
-    """``jit(vmap(grad))`` as one would write it, of the twin's own loss."""
+    """Return ``jit(vmap(grad))`` as one would write it, with the twin's own loss."""
     import jax
     import jax.numpy as jnp
 
@@ -78,7 +78,7 @@ def jax_baselines(work: Any, product: str) -> dict[str, Loop]:
 
 
 def _plain(module: Any, product: str) -> Callable[[Any], None]:
-    """Opacus' ordinary way: gradients of samples, their norms, the sum of the clipped ones."""
+    """Return Opacus's ordinary way: per-sample gradients, their norms, the sum of the clipped ones."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -101,7 +101,7 @@ def _plain(module: Any, product: str) -> Callable[[Any], None]:
 
 
 def _ghost(module: Any, product: str) -> Callable[[Any], None]:
-    """Norms without the gradients; the clipped sum by a second backward pass of the reweighted loss."""
+    """Return ghost clipping: norms alone; the clipped sum by a second backward pass of the reweighted loss."""
     from torch.nn.functional import cross_entropy
 
     def one(batch: Any) -> None:
@@ -120,7 +120,7 @@ def _ghost(module: Any, product: str) -> Callable[[Any], None]:
 
 
 def opacus_baselines(work: Any, product: str) -> dict[str, Loop]:
-    """Opacus' ways to the product."""
+    """Return Opacus's ways to the product."""
     import copy
 
     from opacus import GradSampleModule
@@ -135,7 +135,7 @@ def opacus_baselines(work: Any, product: str) -> dict[str, Loop]:
         "ghost": lambda model: _ghost(GradSampleModuleFastGradientClipping(model, loss_reduction="sum"), product),
     }.items():
         if name == "ghost" and product == "materialised":
-            continue  # what it avoids
+            continue  # ghost clipping avoids exactly that
         ways[name] = build(copy.deepcopy(work._model).train())
 
     def loop(way: Callable[[Any], None]) -> Loop:
@@ -211,7 +211,7 @@ def main(framework: str) -> int:
 
 
 def _step_seconds(loop: Loop) -> float:
-    """After a warm-up, the median of five short blocks."""
+    """Return the median seconds of a step in five short blocks, after a warm-up."""
     loop(3)
     steps = max(1, math.ceil(BLOCK_SECONDS / (loop(3) / 3)))
     return statistics.median(loop(steps) / steps for _ in range(5))

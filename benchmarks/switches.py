@@ -3,9 +3,9 @@
     .venv/jax/bin/python benchmarks/switches.py jax mobilenet_v3_small 1 tiny
     .venv/pytorch/bin/python benchmarks/switches.py pytorch mnist 5 full --batch_size 8
 
-The number is the use case: 1, 3 or 5. Both ways are built in one process and take turns, in the order A B B A, by
-blocks of a tenth of a second; the ratio of a process is the median of its pairs. Fresh processes follow each other;
-printed is the geometric mean of their ratios with Student's 95 % interval. What ``tuned`` turns rests on this.
+The number is the use case: 1, 3 or 5. Both variants are built in one process and take turns, in the order A B B A, in
+blocks of a tenth of a second; the ratio of a process is the median of its pairs. Several fresh processes are run, and
+the geometric mean of their ratios is printed with Student's 95 % interval. What ``tuned`` sets rests on this.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("size", choices=("tiny", "full"))
     parser.add_argument("--batch_size", type=int, help="default: the benchmark's on a CPU")
     parser.add_argument("--product", default="clipped_sum")
-    parser.add_argument("--only", help="this switch alone")
+    parser.add_argument("--only", help="only this switch")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     sys.path[:0] = [str(ROOT / args.framework), str(ROOT)]
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def turned(args: argparse.Namespace) -> list[tuple[str, str]]:
-    """Each switch that there is for this on this machine, with each value but the first."""
+    """Return each switch that applies on this machine, with each value but the first."""
     from duel import switches
     from duel.measure.device import choose
 
@@ -65,7 +65,7 @@ def turned(args: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def measured(args: argparse.Namespace, switch: str, value: str) -> float:
-    """Time of a step with the switch as it is by default / with it at ``value``."""
+    """Return the time of a step with the switch at its default over that with it at ``value``."""
     from duel.catalogue import BENCHMARKS, USE_CASES
     from duel.measure import batches, parameters
     from duel.measure.device import Setting
@@ -97,7 +97,7 @@ def measured(args: argparse.Namespace, switch: str, value: str) -> float:
 
 
 def warmed(work: Any) -> float:
-    """Seconds of the fastest step within the first second, behind those that compile it."""
+    """Return the seconds of the fastest step within the first second, after those that compile it."""
     for _ in range(3):
         block(work, 1)
     end, best = time.perf_counter() + WARM_SECONDS, math.inf
@@ -107,7 +107,7 @@ def warmed(work: Any) -> float:
 
 
 def block(work: Any, steps: int) -> float:
-    """Seconds of so many steps, the last of them waited for."""
+    """Return the seconds of ``steps`` steps, the last of which is waited for."""
     start = time.perf_counter()
     for index in range(steps):
         handle = work.step(index)

@@ -1,4 +1,4 @@
-"""How fast the twins are beside public models and beside each other way to write them, as ratios within one run.
+"""How fast the twins are against public models and against their own other modes, as ratios within one run.
 
     PYTHONPATH=DIR .venv/pytorch/bin/python benchmarks/twins.py pytorch
     .venv/jax/bin/python benchmarks/twins.py jax --others DIR --benchmark resnet50
@@ -6,14 +6,14 @@
 At full size, in float32, with the catalogue's batch sizes for a CPU and its optimizers: inference, and a training step.
 The twin in ``tuned`` (what results/tuned has for the device, else the set for its kind) takes turns with
 
-- itself in ``default``, and in each mode in which one switch has another value: no way of ours may be faster;
-- public models (peers_pytorch.py, peers_jax.py, which say where they are from), each in the modes ``default`` and
-  ``tuned`` in PyTorch, compiled in JAX. Those of PyTorch run in the twin's own loop, of which measuring_loop.py shows
-  what it costs; those of JAX in one of their own.
+- itself in ``default``, and in each mode that differs in one switch: none of our own modes may be faster;
+- public models (peers_pytorch.py and peers_jax.py say where they are from), each in the modes ``default`` and
+  ``tuned`` in PyTorch, compiled in JAX. Those in PyTorch run in the twin's own loop, whose overhead measuring_loop.py
+  shows; those in JAX in a separate one.
 
-Blocks of all of them alternate, forth and back. The ratio is exp(mean log ratio of the rounds) with its 95 % t
+Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio of the rounds) with its 95 % t
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. What cannot run with the installed
-packages is named with the reason. Exit code 1 if a bound is exceeded, or a public model did not run.
+packages is listed with the reason. Exit code 1 if a bound is exceeded, or a public model did not run.
 """
 
 import argparse
@@ -36,11 +36,11 @@ FEWEST = 6  # rounds
 BOUND = 1.05
 TWIN = "twin, tuned"
 
-Loop = Callable[[int], float]  # seconds of so many steps
+Loop = Callable[[int], float]  # seconds for a number of steps
 
 
 class Point:
-    """A benchmark and a kind of work on this device, with its batches and everything that the twin's loop needs."""
+    """A benchmark and a kind of work on this device, with its batches and everything the twin's loop needs."""
 
     def __init__(self, framework: str, name: str, work: str) -> None:
         from duel.catalogue import BENCHMARKS, USE_CASES
@@ -76,7 +76,7 @@ class Point:
         return tuned.found_for(self.row, ROOT / "results")[0] or "tuned"
 
     def loop(self, mode: str, model: Any = None) -> Loop:
-        """The twin's loop over the twin, or over ``model``, which takes the same and gives the same."""
+        """Return the twin's loop over the twin, or over ``model``, which has the same inputs and outputs."""
         from duel import modes
         from duel.measure import parameters
         from duel.measure.device import Setting
@@ -105,21 +105,21 @@ class Point:
         return run
 
     def check_size(self, found: int) -> None:
-        """Raise ValueError where a network of ``found`` parameters is not that of the twin."""
+        """Raise ValueError if a network of ``found`` parameters is not that of the twin."""
         from duel.measure import parameters
 
         shapes = self.weights.shapes(self.network.build(self.benchmark, "full"))
         expected = sum(map(math.prod, parameters.trainable(shapes).values()))
         if found != expected:
-            raise ValueError(f"another network: {found} parameters, the twin has {expected}")
+            raise ValueError(f"a different network: {found} parameters, the twin has {expected}")
 
 
 def loops(point: Point, others: Path, public_alone: bool) -> Iterator[tuple[str, Loop | str]]:
-    """The twin's loop first, then each other's with its name, or a sentence saying why it does not run."""
+    """Yield the twin's loop first, then every other with its name, or a sentence saying why it does not run."""
     tuned = point.tuned
     yield TWIN, point.loop(tuned)
     modes = () if public_alone else dict.fromkeys(("default", *point.neighbours(tuned, point.row)))
-    for mode in (one for one in modes if "attention" not in one):  # which PyTorch has for the whole process alone
+    for mode in (one for one in modes if "attention" not in one):  # which PyTorch sets only for the whole process
         yield f"twin, {mode}", point.loop(mode)
     if point.row.framework == "pytorch":
         yield from _public_in_pytorch(point, tuned)
@@ -136,7 +136,7 @@ def _public_in_pytorch(point: Point, tuned: str) -> Iterator[tuple[str, Loop | s
                 model = build(dict(point.benchmark.sizes["full"].model))
                 point.check_size(sum(parameter.numel() for parameter in model.parameters()))
                 yield f"{name}, {mode}", point.loop(mode, model)
-            except Exception as error:  # another's code raises what it likes; it is said, and the exit code is 1
+            except Exception as error:  # third-party code may raise anything; it is reported, and the exit code is 1
                 yield f"{name}, {mode}", f"does not run: {type(error).__name__}: {error}"
 
 
@@ -149,12 +149,12 @@ def _public_in_jax(point: Point, others: Path) -> Iterator[tuple[str, Loop | str
             public = build(others)
             point.check_size(sum(leaf.size for leaf in jax.tree.leaves(public.parameters)))
             yield name, _jax_loop(point, public)
-        except Exception as error:  # another's code raises what it likes; it is said, and the exit code is 1
+        except Exception as error:  # third-party code may raise anything; it is reported, and the exit code is 1
             yield name, f"does not run: {type(error).__name__}: {error}"
 
 
 def _jax_loop(point: Point, public: Any) -> Loop:
-    """A loop over ``public`` that trains with the twin's loss and optimizer, or evaluates, compiled as the twin is."""
+    """Return a loop over ``public``, compiled like the twin, that trains with its loss and optimizer, or evaluates."""
     import jax
 
     def put(array: Any) -> jax.Array:
@@ -200,7 +200,7 @@ def _jax_training(point: Point, public: Any, batches: Any) -> Callable[[Any, Any
         updates, moments = optimizer.update(gradients, moments, parameters)
         return (optax.apply_updates(parameters, updates), changed, moments), loss
 
-    # copies: the first step gives its state away
+    # copies: the first step donates its state
     state = jax.tree.map(jax.numpy.copy, (public.parameters, public.rest, optimizer.init(public.parameters)))
     compiled = jax.jit(update, donate_argnums=0).lower(state, *batches[0]).compile()
 
@@ -213,7 +213,7 @@ def _jax_training(point: Point, public: Any, batches: Any) -> Callable[[Any, Any
 
 
 def rounds(loops: dict[str, Loop], seconds: float) -> dict[str, list[float]]:
-    """Seconds of a step of each, in blocks of all of them that alternate, forth and back."""
+    """Return the seconds of a step of each, in blocks of all of them that alternate, back and forth."""
     steps = {name: max(1, math.ceil(BLOCK_SECONDS / (loop(2) / 2))) for name, loop in loops.items()}
     times: dict[str, list[float]] = {name: [] for name in loops}
     start, names = time.perf_counter(), list(loops)
@@ -225,7 +225,7 @@ def rounds(loops: dict[str, Loop], seconds: float) -> dict[str, list[float]]:
 
 
 def told(twin: list[float], other: list[float]) -> tuple[str, bool]:
-    """How the two compare, and whether the bound holds."""
+    """Return how the two compare, and whether the bound holds."""
     from scipy import stats
 
     logs = [math.log(a / b) for a, b in zip(twin, other, strict=True)]
@@ -243,29 +243,29 @@ def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
         for work in works:
             point = Point(args.framework, name, work)
             found = dict(loops(point, args.others, args.public_alone))
-            run = {who: loop for who, loop in found.items() if not isinstance(loop, str)}
+            run = {label: loop for label, loop in found.items() if not isinstance(loop, str)}
             times = rounds(run, args.seconds * len(run))
             head = f"{name}, {work}, batch {point.row.batch_size}"
             print(f"{head}: twin in {point.tuned} {1e3 * statistics.median(times[TWIN]):.2f} ms", flush=True)
-            for who, loop in found.items():
-                if who == TWIN:
+            for label, loop in found.items():
+                if label == TWIN:
                     continue
-                text, holds = (loop, False) if isinstance(loop, str) else told(times[TWIN], times[who])
-                print(f"    {who:55} {text}", flush=True)
+                text, holds = (loop, False) if isinstance(loop, str) else told(times[TWIN], times[label])
+                print(f"    {label:55} {text}", flush=True)
                 held = held and holds
     return 0 if held else 1
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="The twins beside public models and other ways, in one framework.")
+    parser = argparse.ArgumentParser(description="Compare the twins with public models and other modes.")
     parser.add_argument("framework", choices=("jax", "pytorch"), help="run it with this framework's interpreter")
     parser.add_argument(
         "--others", type=Path, default=Path(), metavar="DIR", help="jax: the folder with public models' checkouts"
     )
-    parser.add_argument("--public_alone", action="store_true", help="beside public models, not the twin's other modes")
-    parser.add_argument("--benchmark", nargs="+", help="these alone")
-    parser.add_argument("--work", choices=WORKS, help="this one alone")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each that takes part; default: 10")
+    parser.add_argument("--public_alone", action="store_true", help="skip the twin's other modes")
+    parser.add_argument("--benchmark", nargs="+", help="only these")
+    parser.add_argument("--work", choices=WORKS, help="only this one")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each participant; default: 10")
     arguments = parser.parse_args()
     sys.path[:0] = [str(ROOT / arguments.framework), str(ROOT)]
     from duel.catalogue import BENCHMARKS

@@ -7,7 +7,7 @@ from duel.entry import SGD, AdamW, Benchmark, Citations, Images, Molecules, Size
 
 
 def _batch(cpu: int, accelerator: int, mps: int) -> Mapping[str, int]:
-    """Samples per device and step by device kind."""
+    """Return the samples per device and step for each device kind."""
     return MappingProxyType({"cpu": cpu, "gpu": accelerator, "tpu": accelerator, "mps": mps})
 
 
@@ -60,7 +60,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                     ),
                     "tiny": Size(
                         model={"layers": (1, 1, 1, 1), "width_per_group": 8, "classes": 10},
-                        # 64 pixels leave 2x2 for the last norms; of a single pixel a norm of two channels is a sign
+                        # 64 pixels leave 2x2 for the last norms: on one pixel, a norm of two channels gives only signs
                         inputs=Images(3, 64, 64, classes=10),
                         batch_size=_everywhere(8),
                         flops=89_956_352,
@@ -218,7 +218,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=4_636_992,
                     ),
                 },
-                # The paper's warm-up: without it, its 0.1 raises the losses.
+                # Without the paper's warm-up, its 0.1 raises the losses.
                 optimizer=SGD(learning_rate=0.01, batch_size=128, source="He et al. 2015, section 4.2"),
             ),
             Benchmark(
@@ -240,7 +240,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                     ),
                 },
                 attention=True,
-                # GPT-3's smallest, of the same size: the paper of GPT-2 gives no rate. 512 sequences are 0.5M tokens.
+                # The smallest GPT-3's, of the same size: GPT-2's paper gives no rate. 512 sequences are 0.5M tokens.
                 optimizer=AdamW(learning_rate=0.0006, batch_size=512, source="Brown et al. 2020, arXiv:2005.14165"),
                 unit="sequences/s",
             ),
@@ -323,7 +323,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                         flops=15_360,
                     ),
                 },
-                # The same at any batch size: there, a step takes the whole data set.
+                # The same at any batch size: in the paper, a step uses the whole data set.
                 optimizer=AdamW(learning_rate=0.01, source="Kipf and Welling 2016, section 5.2"),
                 unit="graphs/s",
             ),

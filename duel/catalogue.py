@@ -1,7 +1,7 @@
-"""What can be measured: benchmarks, use cases, presets, precisions. Each such fact stands once.
+"""What can be measured: benchmarks, use cases, presets, precisions. Each of these facts is defined once.
 
-The benchmarks are in ``duel.benchmarks`` and what one is made of in ``duel.entry``, because that is long; both are
-imported from here.
+The benchmarks are in ``duel.benchmarks`` and the parts of an entry in ``duel.entry``, because they are long; import
+both from here.
 """
 
 import math
@@ -18,13 +18,13 @@ from duel.entry import Images as Images
 from duel.entry import Molecules as Molecules
 from duel.entry import Tokens as Tokens
 
-# Name of the framework, which is also its folder, and the package that must be installed for it. Ask the package's
-# metadata, never "import jax": with the repository on the path that finds the folder.
+# The framework's name, which is also its folder, and the package that must be installed for it. Check for the package
+# by its metadata, never by "import jax": with the repository on the path, that finds the folder.
 FRAMEWORKS: Mapping[str, str] = MappingProxyType({"jax": "jax", "pytorch": "torch"})
-PAIRED = "paired"  # in the place of a framework: one script that measures both in turn
+PAIRED = "paired"  # in place of a framework: one script that measures both in turn
 DEVICE_KINDS = ("cpu", "gpu", "tpu", "mps")
-# (framework, device kind): the packages that the framework reaches such a device through, where they are some of its
-# own; one of them is enough. On a GPU PyTorch has no such package: a build of its own is for it.
+# (framework, device kind): separate packages through which the framework reaches such a device; one of them is enough.
+# PyTorch has none for a GPU, which takes a separate build.
 REACHED_THROUGH: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
         ("jax", "gpu"): ("jax-cuda13-plugin", "jax-cuda12-plugin", "jax-rocm7-plugin", "jax-rocm60-plugin"),
@@ -37,10 +37,10 @@ REACHED_THROUGH: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Precision:
-    """How numbers are held and multiplied. Parameters are float32 in every measured policy.
+    """How numbers are stored and multiplied. Parameters are float32 in every measured policy.
 
-    ``device_kinds`` are the kinds that have the policy at all. The loss is multiplied by ``loss_scale`` before the
-    backward pass and the gradients are divided by it: float16 has no numbers below 6e-8.
+    ``device_kinds`` are the kinds that support the policy. The loss is multiplied by ``loss_scale`` before the backward
+    pass and the gradients are divided by it, because float16 has no numbers below 6e-8.
     """
 
     name: str
@@ -58,7 +58,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
             Precision("tf32", "float32 storage, TF32 products in matmul and convolution", ("gpu",)),
             Precision("bf16", "float32 parameters, bfloat16 compute; softmax and loss in float32"),
             Precision("fp16", "the same with float16 and a loss scale of 1024", loss_scale=1024.0),
-            Precision(FRAMEWORK_DEFAULT, "what a newcomer gets of each framework: never comparable"),
+            Precision(FRAMEWORK_DEFAULT, "what a newcomer gets from each framework: never comparable"),
         )
     }
 )
@@ -66,7 +66,7 @@ PRECISIONS: Mapping[str, Precision] = MappingProxyType(
 
 @dataclass(frozen=True)
 class UseCase:
-    """``module`` and ``work`` are the class that is timed, the same in both frameworks; a validation has none."""
+    """One use case. ``module`` and ``work`` name the timed class, alike in both frameworks; a validation has none."""
 
     number: int
     name: str
@@ -80,15 +80,15 @@ class Preset:
     """How long and how often one cell is measured.
 
     ``repeats`` fresh processes measure each cell, and in a paired run ``pairs`` of each framework; with fewer than
-    ``CLAIM_PAIRS`` no ratio is claimed. Warm-up lasts at least ``warmup_steps`` steps, or ``max_seconds`` of them, and
-    ``warmup_seconds``, and then until blocks show no trend, for at most ``settling_seconds`` or five blocks. The timed
-    part is cut into blocks of k steps with one synchronisation each, every block at least ``block_seconds`` long; it
-    ends after ``iterations`` steps and ``blocks`` blocks, or after ``max_seconds``. Inference is measured at each of
-    ``batch_sizes``, its latency by ``calls`` calls or ``max_seconds`` of them. A ``thorough`` preset measures the
-    device's ceilings and a warm start, too, and goes on for long enough to measure energy where that can be measured.
+    ``CLAIM_PAIRS`` no ratio is claimed. Warm-up lasts at least ``warmup_steps`` steps (or ``max_seconds`` of them) and
+    ``warmup_seconds``, then until blocks show no trend, for at most ``settling_seconds`` or five blocks. The timed part
+    is cut into blocks of k steps with one synchronisation each, every block at least ``block_seconds`` long; it ends
+    after ``iterations`` steps and ``blocks`` blocks, or after ``max_seconds``. Inference is measured at each of
+    ``batch_sizes``, its latency over ``calls`` calls or ``max_seconds`` of them. A ``thorough`` preset also measures
+    the device's ceilings and a warm start, and runs long enough to measure energy where that is possible.
 
-    More blocks hardly help: in 720 processes on two CPU cores those of one side and session varied by 1.6 % (median of
-    their standard deviations) with 50 blocks of each, and by 1.9 % with its first 15.
+    More blocks hardly help: in 720 processes on two CPU cores, those of one side and session varied by 1.6 % (median of
+    their standard deviations) with 50 blocks each, and by 1.9 % with the first 15.
     """
 
     name: str
@@ -108,18 +108,18 @@ class Preset:
     thorough: bool = True
 
 
-# Other names that people give them.
+# Other common names of benchmarks.
 ALIASES: Mapping[str, str] = MappingProxyType({"vit_base": "vit_b16", "nlp": "gpt2", "gnn": "graphnet"})
 
-# What 'main.py validate' runs: no measurement, but the proof that both sides compute the same.
+# What 'main.py validate' runs: not a measurement but the proof that both sides compute the same function.
 VALIDATE = 0
 TRAIN, TRAIN_MANY, PER_SAMPLE, PER_SAMPLE_MANY, INFERENCE = 1, 2, 3, 4, 5
-MANY = (TRAIN_MANY, PER_SAMPLE_MANY)  # devices
+MANY = (TRAIN_MANY, PER_SAMPLE_MANY)  # use cases on many devices
 USE_CASES: Mapping[int, UseCase] = MappingProxyType(
     {
         u.number: u
         for u in (
-            UseCase(VALIDATE, "validate", "proof that both sides compute the same"),
+            UseCase(VALIDATE, "validate", "proof that both sides compute the same function"),
             UseCase(TRAIN, "train_single", "training on one device", "training", "Training"),
             UseCase(TRAIN_MANY, "train_multi", "training on many devices", "training", "Training"),
             UseCase(
@@ -134,22 +134,22 @@ USE_CASES: Mapping[int, UseCase] = MappingProxyType(
         )
     }
 )
-# What per-sample gradients are wanted for. None is ever compared with another.
+# What to compute from per-sample gradients. Different products are never compared with each other.
 PRODUCTS: Mapping[str, str] = MappingProxyType(
     {
-        "materialised": "every sample's gradient, samples x parameters numbers",
-        "norms": "every sample's norm",
-        "clipped_sum": "the sum of all, each scaled down to a norm of 1 where it is larger, as DP-SGD takes it",
+        "materialised": "every sample's gradient: samples x parameters numbers",
+        "norms": "the norm of every sample's gradient",
+        "clipped_sum": "the sum of all gradients, each scaled down to norm 1 if larger, as in DP-SGD",
     }
 )
 CLIP_NORM = 1.0
-# What stays the same as devices are added.
+# What stays fixed as devices are added.
 WEAK, STRONG = "weak", "strong"
 SCALINGS: Mapping[str, str] = MappingProxyType({WEAK: "the batch on each device", STRONG: "the batch over all devices"})
 
-CLAIM_PAIRS = 4  # the fewest that a ratio is claimed of
-CLAIM_SESSIONS = 3  # the fewest that an interval over sessions is made of
-SESSION_SECONDS = 3600  # what begins sooner on the same host, after the end of the last pair, is the same session
+CLAIM_PAIRS = 4  # fewest pairs to claim a ratio
+CLAIM_SESSIONS = 3  # fewest sessions for an interval over sessions
+SESSION_SECONDS = 3600  # after the end of a pair; one that begins sooner on the same host is in its session
 TRIAL = "trial"
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
@@ -174,7 +174,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ),
             Preset(
                 TRIAL,
-                "what 'tune' compares switches by, no claim",
+                "what 'tune' uses to compare switches, no claim",
                 warmup_seconds=2.0,
                 settling_seconds=0.0,
                 iterations=10,
@@ -188,7 +188,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             Preset("standard", "one process per framework at full size; paired: four of each", repeats=1, pairs=4),
             Preset(
                 name="publication",
-                meaning="ten processes per framework at full size, each for longer",
+                meaning="ten processes per framework at full size, each running longer",
                 warmup_seconds=5.0,
                 settling_seconds=60.0,
                 iterations=50,
@@ -203,9 +203,10 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 def groups(channels: int) -> int:
-    """Of the group norm that stands for a batch norm: 32 (Wu and He 2018), or the largest power of two that fits.
+    """Return the number of groups of a group norm that replaces a batch norm.
 
-    No group is a single channel: behind it, where all positions are averaged, its gradient is zero but for rounding.
+    It is 32 (Wu and He 2018), or the largest power of two that fits. No group is a single channel: if all positions are
+    averaged after it, its gradient is zero except for rounding.
     """
     most = math.gcd(32, channels)
     return most // 2 if 1 < most == channels else most

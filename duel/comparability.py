@@ -1,6 +1,6 @@
 """The comparability certificate of a pair of rows: what must be the same on both sides, and in order on each.
 
-A ratio is printed of no pair without it. It is made of the two rows alone, so whoever has the CSV can make it again.
+No ratio of a pair is printed without it. It is made from the two rows alone, so anyone with the CSV can reproduce it.
 """
 
 import math
@@ -14,11 +14,11 @@ from duel.modes import HANDICAPPED
 from duel.record import Row
 from duel.states import FINISHED, SKIPPED
 
-if TYPE_CHECKING:  # numpy is loaded where evidence is judged: 'main.py status' does without
+if TYPE_CHECKING:  # numpy is loaded only where evidence is judged: 'main.py status' does not need it
     from duel.evidence import Evidence
 
 COMPARABLE, NOT_COMPARABLE = "COMPARABLE", "NOT COMPARABLE"
-# What is the same on both sides of a pair.
+# What must be the same on both sides of a pair.
 ALIKE = (
     *("benchmark", "use_case", "size", "precision", "mode", "batch_size", "product", "microbatch", "scaling"),
     *("target", "host", "device_kind", "device_name", "device_id", "device_count", "nodes", "cpus", "mig", "driver"),
@@ -29,19 +29,19 @@ ACCURACY = {"fp32": 0.02, "tf32": 0.03, "bf16": 0.05, "fp16": 0.03}  # of the he
 CLOCKS = 0.15  # relative difference of the clocks' medians
 FOREIGN_LOAD = 0.05  # mean share of the CPUs' time
 LEFT_OUT = 0.3  # share of the blocks
-FEWEST_BLOCKS = 2  # that a figure stands on
-# A step of a block may take so much less than one that is waited for: a device that is kept busy does not wait for the
-# host, which for the shortest steps is most of the time.
+FEWEST_BLOCKS = 2  # for a figure
+# A step that is waited for may take this many times as long as one within a block: a device that is kept busy does not
+# wait for the host, which for the shortest steps is most of the time.
 WAITED, SHORTEST_WAITED = 10.0, 2e-3  # times, seconds
-LONGEST_VALUE = 60  # letters of a variable's value
+LONGEST_VALUE = 60  # characters of a variable's value
 
 
-# The evidence of a row, of each rank. Raises ValueError where it is not there, or not what the row recorded.
+# Returns the evidence of a row, of each rank. Raises ValueError if it is missing, or not what the row recorded.
 EvidenceOf = Callable[[Row], "list[Evidence]"]
 
 
 def verdict(one: Row, other: Row, evidence_of: EvidenceOf) -> str:
-    """``COMPARABLE``, or ``NOT_COMPARABLE`` with every field that is not as it must be, and its values."""
+    """Return ``COMPARABLE``, or ``NOT_COMPARABLE`` with every field that bars the pair, and its values."""
     sides = sorted((one, other), key=lambda row: list(FRAMEWORKS).index(str(row.framework)))
     barred: dict[tuple[str, str], list[str]] = {}
     for row in sides:
@@ -60,7 +60,7 @@ def verdict(one: Row, other: Row, evidence_of: EvidenceOf) -> str:
 
 
 def _faults(row: Row) -> list[tuple[str, str]]:
-    """What bars one side, whatever the other is: fields, and why."""
+    """Return what bars one side, whatever the other is: each field, and why."""
     if row.status != FINISHED:
         return [("status", f"{row.status}: {row.cause}" if row.cause else str(row.status))]
     checks = {
@@ -77,9 +77,9 @@ def _faults(row: Row) -> list[tuple[str, str]]:
 
 
 def disturbances(row: Row) -> list[tuple[str, str]]:
-    """What others did to ``row`` while it was measured, as far as it bars the row: fields, and how much.
+    """Return the disturbances by others during the measurement that bar ``row``: each field, and how much.
 
-    A step that takes far longer when it is waited for may be their doing, too, or that of a clock that is wrong.
+    A step that takes far longer when it is waited for may be their doing, too, or that of a wrong clock.
     """
     total = (row.blocks or 0) + (row.left_out_blocks or 0)
     waited, timed = row.waited_seconds or 0.0, row.step_seconds_p50 or 0.0
@@ -88,7 +88,7 @@ def disturbances(row: Row) -> list[tuple[str, str]]:
             (row.left_out_blocks or 0) > LEFT_OUT * total
         ),
         ("foreign_load", f"{row.foreign_load or 0:.0%}"): (row.foreign_load or 0.0) > FOREIGN_LOAD,
-        ("waited_seconds", f"a step takes {waited:.2g} s where it is waited for, {timed:.2g} s within blocks"): (
+        ("waited_seconds", f"a step takes {waited:.2g} s when waited for, {timed:.2g} s within blocks"): (
             waited > WAITED * timed and waited > SHORTEST_WAITED
         ),
     }
@@ -96,7 +96,7 @@ def disturbances(row: Row) -> list[tuple[str, str]]:
 
 
 def no_figure(row: Row) -> str:
-    """Why the row's throughput is not one to make a ratio of, or to show; empty where it is."""
+    """Return why the row's throughput cannot be shown or used in a ratio, or "" if it can."""
     what = f"{row.framework} in {row.run_id}, row {row.row}"
     if row.throughput is None or not 0 < row.throughput < math.inf:
         return f"{what}: throughput {row.throughput}"
@@ -104,14 +104,14 @@ def no_figure(row: Row) -> str:
 
 
 def too_few_blocks(row: Row) -> str:
-    """Of how few blocks the row's step times are told; empty where they are enough."""
+    """Return how few blocks the row's step times rest on, or "" if they are enough."""
     if row.blocks is None or row.blocks >= FEWEST_BLOCKS:
         return ""
     return f"{row.blocks} of {row.blocks + (row.left_out_blocks or 0)} blocks are left"
 
 
 def _apart(one: Row, other: Row) -> list[str]:
-    """Numbers that need not be equal, but near."""
+    """Return the numbers that need not be equal but are too far apart."""
     wrong = []
     most = ACCURACY.get(str(one.precision), 0.0)
     if one.accuracy is not None and other.accuracy is not None and abs(one.accuracy - other.accuracy) > most:
@@ -122,14 +122,14 @@ def _apart(one: Row, other: Row) -> list[str]:
 
 
 def _disproved(evidence_of: EvidenceOf, one: Row, other: Row) -> list[str]:
-    """In what both rows, by their evidence, have not computed the same."""
+    """Return where both rows, by their evidence, did not compute the same."""
     from duel.evidence import curves_apart, disagreements, finer
 
     found: list[str] = []
     sides: list[list[Evidence]] = []
     for row in (one, other):
         if row.evidence_sha256 is None or row.precision == FRAMEWORK_DEFAULT:
-            continue  # which bars the row already
+            continue  # this already bars the row
         try:
             sides.append(evidence_of(row))
         except (OSError, ValueError) as error:
@@ -145,7 +145,7 @@ def _disproved(evidence_of: EvidenceOf, one: Row, other: Row) -> list[str]:
 
 
 def _variables_apart(one: Row, other: Row) -> list[str]:
-    """Environment variables that the sides do not share, each with both values."""
+    """Return the environment variables that differ between the sides, each with both values."""
     first, second = variables.recorded(one.variables), variables.recorded(other.variables)
     return [
         f"variables ({name}: {_value(first.get(name))} | {_value(second.get(name))})"
@@ -166,9 +166,9 @@ def _text(value: Any) -> str:
 
 
 def partners(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """The pairs among ``rows``: of one group, point and repeat one row of each framework, JAX's first.
+    """Return the pairs among ``rows``: one row of each framework for the same group, point and repeat, JAX's first.
 
-    Of several attempts at one of them, of several rungs, and of what was measured again, it is the last that counts.
+    Of several attempts, rungs or repeated measurements of the same row, the last one counts.
     """
     sides: dict[tuple[Any, ...], dict[str, Row]] = {}
     for row in rows:
@@ -179,16 +179,16 @@ def partners(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
 
 
 def judged(rows: list[Row], evidence_of: EvidenceOf) -> list[Row]:
-    """``rows`` with the verdict of each whose partner is among them, and both sides by the same ceilings.
+    """Return ``rows`` with a verdict for each whose partner is among them, and both sides against the same ceilings.
 
-    Records of before rows had evidence keep what they were given then.
+    Records from before rows had evidence keep the verdict they were given then.
     """
     rows = _by_one_yardstick(rows)
     verdicts = {
         (row.run_id, row.row): verdict(*pair, evidence_of)
         for pair in partners(rows)
         for row in pair
-        if any(side.status != SKIPPED for side in pair) and not all(_of_before(side) for side in pair)
+        if any(side.status != SKIPPED for side in pair) and not all(_before_evidence(side) for side in pair)
     }
     return [
         row.replace(comparable=found)
@@ -199,15 +199,18 @@ def judged(rows: list[Row], evidence_of: EvidenceOf) -> list[Row]:
 
 
 def _by_one_yardstick(rows: list[Row]) -> list[Row]:
-    """``rows`` with ``mfu`` and ``bound`` by the ceilings of their machine: the highest that either side of a group
-    measured on a device. A framework's own loops may be slow, and then its work would seem the better for it."""
+    """Return ``rows`` with ``mfu`` and ``bound`` against their machine's ceilings: the highest that either side of a
+    group measured on a device. If a framework's own loops are slow, its work would otherwise seem the better for it."""
     best: dict[tuple[Any, ...], tuple[float, float]] = {}
     for row in rows:
         if row.matmul_flops_per_second and row.copy_bytes_per_second:
             products, copies = best.get(_device(row), (0.0, 0.0))
             products, copies = max(products, row.matmul_flops_per_second), max(copies, row.copy_bytes_per_second)
             best[_device(row)] = products, copies
-    return [_against(row, *best[_device(row)]) if _device(row) in best and not _of_before(row) else row for row in rows]
+    return [
+        _against(row, *best[_device(row)]) if _device(row) in best and not _before_evidence(row) else row
+        for row in rows
+    ]
 
 
 def _device(row: Row) -> tuple[Any, ...]:
@@ -223,5 +226,5 @@ def _against(row: Row, products: float, copies: float) -> Row:
     return row if (mfu, bound) == (row.mfu, row.bound) else row.replace(mfu=mfu, bound=bound)
 
 
-def _of_before(row: Row) -> bool:
+def _before_evidence(row: Row) -> bool:
     return row.evidence_sha256 is None and row.comparable is not None

@@ -43,18 +43,18 @@ class Dataset:
 
 
 def load(name: str, folder: Path) -> Dataset:
-    """The data set ``name`` ("mnist"), read from the data folder ``folder``.
+    """Load the data set ``name`` ("mnist") from the data folder ``folder``.
 
-    Raises ValueError where a file is damaged, where some but not all files are present, and where there is no source.
+    Raises ValueError if a file is damaged, if some but not all files are present, or if there is no source.
     """
     return _loader(name).load(folder)
 
 
 def check(name: str, folder: Path) -> str:
-    """Which source ``load`` would read, in words, from the files' sizes and first bytes alone.
+    """Describe the source that ``load`` would read, judged by the files' sizes and first bytes alone.
 
-    Raises the ValueError that ``load`` would raise for what can be seen so; labels are not looked at, and whether
-    scikit-learn is installed is known only to the interpreter that loads.
+    Raises the ValueError that ``load`` would raise, as far as these show it; labels are not checked, and only the
+    interpreter that loads knows whether scikit-learn is installed.
     """
     if name == SYNTHETIC:
         return "synthetic: N(0,1) images and uniform labels, made from the seed"
@@ -70,7 +70,7 @@ class _Loader:
 def _loader(name: str) -> _Loader:
     loaders = {"mnist": _Loader(_load_mnist, _check_mnist)}
     if name not in loaders:
-        raise ValueError(f"data set {name!r} is not known; known: {', '.join(loaders)}")
+        raise ValueError(f"unknown data set {name!r}; valid: {', '.join(loaders)}")
     return loaders[name]
 
 
@@ -90,13 +90,13 @@ def _load_mnist(folder: Path) -> Dataset:
 def _check_mnist(folder: Path) -> str:
     paths = _find_mnist(folder)
     if paths is None:
-        return f"sklearn-digits: no MNIST files under {folder}, so the 1,797 digits that come with scikit-learn"
+        return f"sklearn-digits: no MNIST files under {folder}, so using the 1,797 digits that ship with scikit-learn"
     train, held_out = _inspect_mnist(paths)
     return f"mnist-idx: {train:,} training and {held_out:,} held-out images in {paths[0].parent}"
 
 
 def _find_mnist(folder: Path) -> list[Path] | None:
-    """The four MNIST files, plain or .gz, of the first folder that has any of them; None where there is none."""
+    """Return the four MNIST files, plain or .gz, of the first folder that has any of them, or None if none does."""
     for place in (folder / name for name in MNIST_FOLDERS):
         candidates = [(place / name, place / f"{name}.gz") for name in MNIST_FILES]
         found = [next((path for path in pair if path.is_file()), None) for pair in candidates]
@@ -113,7 +113,7 @@ def _find_mnist(folder: Path) -> list[Path] | None:
 
 
 def _inspect_mnist(paths: list[Path]) -> tuple[int, int]:
-    """Check headers, sizes and counts of the four files; the number of training and of held-out samples."""
+    """Check headers, sizes and counts of the four files; return the numbers of training and held-out samples."""
     counts = [_inspect_idx(path) for path in paths]
     for images, labels in ((0, 1), (2, 3)):
         if counts[images] != counts[labels]:
@@ -125,7 +125,7 @@ def _inspect_mnist(paths: list[Path]) -> tuple[int, int]:
 
 
 def _inspect_idx(path: Path) -> int:
-    """Check one file's magic number, dimensions and size; the number of its samples.
+    """Check one file's magic number, dimensions and size; return the number of its samples.
 
     An IDX file is two zero bytes, the type (8: unsigned byte), the number of dimensions, each dimension as a big-endian
     uint32, and then the values (LeCun, Cortes, Burges: the MNIST database).
@@ -138,7 +138,7 @@ def _inspect_idx(path: Path) -> int:
         raise ValueError(f"{path}: ends after {len(header)} bytes, within its header of {length}")
     found, count, *shape = struct.unpack(f">{1 + dimensions}I", header)
     if found != magic:
-        raise ValueError(f"{path}: magic number {found}; {magic} is an IDX file of {dimensions}-dimensional bytes")
+        raise ValueError(f"{path}: magic number {found}; expected {magic} (IDX, {dimensions}-dimensional bytes)")
     if dimensions == 3 and tuple(shape) != MNIST_IMAGE:
         raise ValueError(f"{path}: images of {shape[0]}x{shape[1]}; MNIST's are {MNIST_IMAGE[0]}x{MNIST_IMAGE[1]}")
     if count == 0:
@@ -151,7 +151,7 @@ def _inspect_idx(path: Path) -> int:
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """The values of an inspected file, (N, 28, 28) or (N,)."""
+    """Return the values of an inspected file, (N, 28, 28) or (N,)."""
     with _open(path) as file:
         content = _read(path, file, -1)
     dimensions = content[3]
@@ -167,11 +167,14 @@ def _read(path: Path, file: gzip.GzipFile | io.BufferedReader, count: int) -> by
     try:
         return file.read(count)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: truncated or damaged gzip file ({error}); fetch it again") from None
+        raise ValueError(f"{path}: truncated or damaged gzip file ({error}); download it again") from None
 
 
 def _size(path: Path) -> int:
-    """Bytes of content. A gzip file's last four bytes say it without decompressing (RFC 1952, one member assumed)."""
+    """Return the number of bytes of content.
+
+    A gzip file's last four bytes give it without decompressing (RFC 1952, one member assumed).
+    """
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         if path.suffix != ".gz":
@@ -182,13 +185,13 @@ def _size(path: Path) -> int:
 
 
 def _load_digits(folder: Path) -> Dataset:
-    """scikit-learn's 1,797 digits of 8x8 pixels from 0 to 16, brought to 28x28.
+    """Return scikit-learn's 1,797 digits of 8x8 pixels from 0 to 16, enlarged to 28x28.
 
-    Each pixel is repeated 3x3 and the image padded by 2 with zeros: no interpolation, so the result is the same bit for
-    bit on every machine. A fixed permutation splits them into 1,437 training and 360 held-out samples.
+    Each pixel is repeated 3x3 and the image padded by 2 with zeros: no interpolation, so the result is bit-identical on
+    every machine. A fixed permutation splits them into 1,437 training and 360 held-out samples.
     """
-    # The file, and not load_digits: importing scikit-learn takes over a second, and brings SciPy and an OpenMP of its
-    # own into the process that is measured.
+    # Read the file instead of calling load_digits: importing scikit-learn takes over a second, and brings SciPy and a
+    # second OpenMP into the measured process.
     found = importlib.util.find_spec("sklearn")
     file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
     if file is None or not file.exists():

@@ -1,4 +1,4 @@
-"""What an entry of ``duel.benchmarks`` is made of: a sample's inputs, sizes, an optimizer."""
+"""The parts of an entry in ``duel.benchmarks``: a sample's inputs, sizes, an optimizer."""
 
 import math
 from collections.abc import Mapping
@@ -54,11 +54,11 @@ class Citations:
 class Size:
     """One size of a benchmark.
 
-    ``model`` holds the keyword arguments of ``build`` in both ``models/<name>.py``; ``inputs`` is what one sample is.
+    ``model`` holds the keyword arguments of ``build`` in both ``models/<name>.py``; ``inputs`` describes one sample.
     ``batch_size`` maps a device kind to the samples per device and step.
     ``flops`` are those of one sample's forward pass, in evaluation: two for each multiply-add of convolutions, matrix
-    products and attention (both halves of a causal one). ``main.py validate`` counts them in both programs and fails
-    where this number is another.
+    products and attention (both halves of a causal one). ``main.py validate`` counts them in both programs and fails if
+    this number differs.
     """
 
     model: Mapping[str, Any]
@@ -71,8 +71,8 @@ class Size:
 class SGD:
     """As ``torch.optim.SGD`` defines it: L2 decay is added to the gradient before the momentum.
 
-    ``learning_rate`` is for ``batch_size`` samples per step over all devices, or for any number where that is None.
-    ``source`` is the published recipe that they follow.
+    ``learning_rate`` is for ``batch_size`` samples per step over all devices, or for any number if that is None.
+    ``source`` is the published recipe that these values follow.
     """
 
     learning_rate: float
@@ -82,7 +82,7 @@ class SGD:
     source: str = ""
 
     def at(self, batch_size: int) -> "SGD":
-        """The recipe at ``batch_size``, by linear scaling (Goyal et al. 2017, arXiv:1706.02677)."""
+        """Return the recipe at ``batch_size``, by linear scaling (Goyal et al. 2017, arXiv:1706.02677)."""
         if self.batch_size is None:
             return self
         rate = self.learning_rate * batch_size / self.batch_size
@@ -93,7 +93,7 @@ class SGD:
 class AdamW:
     """As ``torch.optim.AdamW`` defines it (Loshchilov and Hutter 2017, arXiv:1711.05101).
 
-    ``learning_rate``, ``batch_size`` and ``source`` are what they are in ``SGD``.
+    ``learning_rate``, ``batch_size`` and ``source`` are as in ``SGD``.
     """
 
     learning_rate: float
@@ -104,7 +104,7 @@ class AdamW:
     source: str = ""
 
     def at(self, batch_size: int) -> "AdamW":
-        """The recipe at ``batch_size``, by square root scaling (Malladi et al. 2022, arXiv:2205.10782).
+        """Return the recipe at ``batch_size``, by square root scaling (Malladi et al. 2022, arXiv:2205.10782).
 
         Only the rate is scaled. Their rule also moves betas and epsilon: from 4096 samples to 2 it would take the first
         beta from 0.9 to 0.99995, an average over far more steps than a run has.
@@ -121,13 +121,13 @@ class Benchmark:
 
     ``dataset`` names a loader of ``duel.datasets`` or is ``"synthetic"``: made from the seed, by ``measure.batches``.
     ``loss`` is the mean over all labels that are not missing: "softmax" (one of several classes) or "sigmoid" (yes or
-    no). ``attention`` is True where the model calls ``_layers.attention``, whose kernel a switch chooses,
-    ``depthwise`` where it has convolutions of single channels.
-    ``torchvision`` is what torchvision calls the network, where it publishes weights for it.
+    no). ``attention`` is True if the model calls ``_layers.attention``, whose kernel a switch chooses, ``depthwise`` if
+    it has convolutions of single channels.
+    ``torchvision`` is torchvision's name for the network, if it publishes weights for it.
     ``curve_steps`` training steps open every run, are the same on both sides, and give the loss curve (and the
-    held-out accuracy where the data is real) before anything is timed. Synthetic data are a pool of 8 batches, taken in
-    turn: the ninth step sees the batch of the first one again. Their labels are random, so losses of different batches
-    differ by more than a few steps change them.
+    held-out accuracy if the data is real) before anything is timed. Synthetic data are a pool of 8 batches, taken in
+    turn: the ninth step sees the first batch again. Their labels are random, so losses differ more between
+    batches than a few steps change them.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""The errors that Duel raises itself."""
+"""Duel's own exceptions."""
 
 
 class UserError(ValueError):
-    """A mistake in what was asked for: its text says what, where, and what would be valid. No traceback is shown."""
+    """A user's mistake: the message says what is wrong, where, and what would be valid. No traceback is shown."""
 
 
 class Disproved(Exception):
-    """What a row measures is not what it was asked to measure: the message says what shows it."""
+    """A row does not measure what it was asked to measure: the message says what shows it."""

@@ -1,21 +1,21 @@
 """Evidence: what the program of a measured row computed from known weights, and whether two rows computed the same.
 
-``duel.measure.evidence`` records it in the process that is timed. It is small: of each tensor the norm and ``BUCKETS``
-random projections, whose distance between two sides estimates ‖difference‖. A file for each rank:
+``duel.measure.evidence`` records it in the timed process. It is small: the norm of each tensor and ``BUCKETS`` random
+projections, whose distance between two sides estimates ‖difference‖. Each rank has its file,
 results/runs/<run>/evidence/<row>-<rank>.npz; the row has their hash.
 
-Passes: "before" the clock and "after" it, with other weights and other batches; for each "moved" trials, from weights
-that are moved by a little more than a rounding; in half precision "grain 1" and "grain 2", from weights that are moved
+Passes: "before" the clock and "after" it, with different weights and batches; for each, "moved" trials from weights
+that are moved by a little more than a rounding; in half precision, "grain 1" and "grain 2" from weights that are moved
 by far less than one, and by twice as much in the same direction.
 
 =================  ====================================================================================================
-quantity           what
+quantity           meaning
 =================  ====================================================================================================
-losses             of the steps
+losses             loss of each step
 moments/<name>     what the optimizer keeps of the gradients
-change/<name>      of a parameter, each element times its moment's size: without a gradient AdamW moves it at random
+change/<name>      parameter change, each element times its moment's size: without a gradient AdamW moves it at random
 statistics/<name>  change of running statistics
-result <n>/<name>  of per-sample gradients or inference all that the program gives, for the n-th batch
+result <n>/<name>  all that per-sample gradients or inference return for the n-th batch
 =================  ====================================================================================================
 """
 
@@ -36,35 +36,35 @@ import numpy.typing as npt
 
 BUCKETS = 8
 GRAIN = 4e-6  # relative; float32 rounds finer, all half precisions far coarser
-# How far rounding moves a layer's values where two frameworks round differently, or a little more. For half precision:
+# How far rounding moves a layer's values when two frameworks round differently, or a little more. For half precision:
 # twice the largest rounding of one number (2^-9 for bfloat16, 2^-11 for float16 and TF32).
 ROUNDING: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-14, "bf16": 2.0**-8, "fp16": 2.0**-10, "tf32": 2.0**-10}
-# Largest ‖difference‖ relative to the tensor, whatever rounding does. float32 as in duel.report.parity; for half
-# precision a few roundings in a row.
+# The ‖difference‖, relative to the tensor, that is always allowed, whatever rounding does. float32 as in
+# duel.report.parity; for half precision a few roundings in a row.
 BASE: Mapping[str, float] = {"fp32": 1e-5, "float64": 1e-10, "bf16": 2.0**-6, "fp16": 2.0**-8, "tf32": 2.0**-8}
-# The bound of a tensor is TIMES what rounding moves it by, where that is more: by the most of all trials, since a kink
+# The bound of a tensor is TIMES what rounding moves it by, if that is more: the largest of all trials, since a kink
 # (see duel.report.parity) is met by chance. In half precision a side rounds some six results for each weight that
 # "moved" moves (convolution, norm and activation, forward and back), and the two sides round them independently:
-# sqrt(2 * 6). Of both sides the movement is the smaller one, so that no side's own noise widens the bound. A tensor's
-# own in half precision is the exception: there it is their root mean square, since a side that fuses operations rounds
-# less, up to WIDER times the smaller one: a side's noise widens that bound by half, and no more. (Of eleven benchmarks
-# without a mistake the widest needs 1.06.)
+# sqrt(2 * 6). The smaller movement of the two sides counts, so that neither side's noise widens the bound. A single
+# tensor in half precision is the exception: there it is the root mean square of both, since a side that fuses
+# operations rounds less, but at most WIDER times the smaller one: a side's noise widens that bound by half, and no
+# more. (Of eleven benchmarks without a mistake, the widest needs 1.06.)
 TIMES: Mapping[str, float] = {"fp32": 2.0, "float64": 2.0, "bf16": 3.5, "fp16": 3.5, "tf32": 3.5}
 WIDER = 1.5
-# A tensor's own scale is at least this share of all tensors of its kind together: the gradient of a key's bias is zero,
-# and what is left of it is rounding of the others.
+# A tensor's scale is at least this share of that of its whole kind: the gradient of a key's bias is zero, and what is
+# left of it is rounding of the others.
 LEAST = 1e-2
-# A kind whose bound, relative to all of it, is beyond this is not proved: a part that stands still is off by 1.
+# A kind whose bound, relative to all of it, exceeds this is not proved: a part that does not move is off by 1.
 BLIND = 0.9
 # ‖"grain 2" - 2 "grain 1"‖ relative to the former. Below PROPORTIONAL a result follows weights that are moved by less
-# than its precision can show; beyond ROUNDED it does not. A bias that is added to the logits in float32 lets both sides
-# follow (gcn: 0.03 and 0.06; all others have 0.6 to 9), so it is the difference of the sides that counts.
+# than its precision can show; above ROUNDED it does not. A bias that is added to the logits in float32 lets both sides
+# follow (gcn: 0.03 and 0.06; all others have 0.6 to 9), so what counts is the difference between the sides.
 PROPORTIONAL, ROUNDED = 0.2, 0.4
-# The largest difference of opening losses on average, relative to them, whatever rounding does.
+# The mean difference of opening losses, relative to them, that is always allowed, whatever rounding does.
 OPENING: Mapping[str, float] = {"fp32": 1e-3, "float64": 1e-9, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
 TRIALS: Mapping[str, int] = {"fp32": 1, "float64": 1, "bf16": 2, "fp16": 2, "tf32": 2}
-FEW_STEPS = 10  # opening steps that are compared on their own: later ones magnify every rounding
-NAMED = 3  # deviations in a verdict
+FEW_STEPS = 10  # opening steps that are compared separately: later ones magnify every rounding
+NAMED = 3  # deviations that a verdict names
 
 UNPACKED_BYTES = 1 << 28
 Policy = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(BASE)})$")]
@@ -72,7 +72,7 @@ Pass = dict[str, npt.NDArray[np.float64]]  # (1 + BUCKETS,): the norm, the proje
 
 
 class _About(msgspec.Struct):
-    """What a file has beside its arrays."""
+    """What a file has besides its arrays."""
 
     policy: Policy
     names: list[str]
@@ -86,8 +86,8 @@ class _About(msgspec.Struct):
 class Evidence:
     """What one rank recorded.
 
-    ``floors`` are, for each pass, norms of what storing a parameter in float32 rounds off its change; ``curve`` holds
-    the opening losses, ``moved_curve`` those from weights that are moved by a rounding; ``notes`` say what is
+    ``floors`` holds, for each pass, the norms of what storing a parameter in float32 rounds off its change; ``curve``
+    holds the opening losses, ``moved_curve`` those from weights moved by a rounding; ``notes`` lists what is
     incomplete, such as samples that were left out.
     """
 
@@ -100,7 +100,7 @@ class Evidence:
     notes: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
-        """What was recorded."""
+        """Summarise what was recorded."""
         kinds = Counter(name.partition("/")[0] for name in self.shapes)
         what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         return "; ".join([f"from known weights before and after the clock: {what}", *self.notes])
@@ -123,12 +123,12 @@ class Evidence:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Evidence":
-        """Raises ValueError where ``data`` is not what ``to_bytes`` gives."""
+        """Read back what ``to_bytes`` wrote. Raises ValueError for any other ``data``."""
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 size = sum(part.file_size for part in archive.infolist())
             if size > UNPACKED_BYTES:
-                raise ValueError(f"{size} bytes; at most {UNPACKED_BYTES} are valid")
+                raise ValueError(f"{size} bytes; at most {UNPACKED_BYTES} are allowed")
             with np.load(io.BytesIO(data)) as file:  # allow_pickle is off: nothing in it is executed
                 arrays = dict(file)
             about = msgspec.convert(json.loads(str(arrays.pop("about"))), _About)
@@ -138,12 +138,12 @@ class Evidence:
             passes = {name: dict(zip(about.names, array, strict=True)) for name, array in arrays.items()}
             shapes = {name: tuple(shape) for name, shape in zip(about.names, about.shapes, strict=True)}
             return cls(about.policy, passes, shapes, about.floors, *about.curves, about.notes)
-        except Exception as error:  # whatever numpy, zipfile and json raise for bytes that somebody has changed
+        except Exception as error:  # whatever numpy, zipfile and json raise for bytes that somebody changed
             raise ValueError(f"not an evidence file: {error}") from error
 
 
 def sha256(files: Iterable[bytes]) -> str:
-    """The hash of a row's evidence: the files of all its ranks, in order."""
+    """Return the hash of a row's evidence: the files of all its ranks, in order."""
     digest = hashlib.sha256()
     for data in files:
         digest.update(hashlib.sha256(data).digest())
@@ -151,17 +151,17 @@ def sha256(files: Iterable[bytes]) -> str:
 
 
 def disagreements(one: Sequence[Evidence], other: Sequence[Evidence]) -> list[str]:
-    """In what the evidence of two sides, of each rank, differs; empty where they computed the same."""
+    """Return how the evidence of two sides, of each rank, differs; empty if they computed the same."""
     if len(one) != len(other):
         return [f"ranks ({len(one)} | {len(other)})"]
     found: list[str] = []
     for rank, sides in enumerate(zip(one, other, strict=True)):
         where = f"rank {rank}: " if len(one) > 1 else ""
-        found += [where + text for text in _of_rank(*sides)]
+        found += [where + text for text in _rank_disagreements(*sides)]
     return found
 
 
-def _of_rank(one: Evidence, other: Evidence) -> list[str]:
+def _rank_disagreements(one: Evidence, other: Evidence) -> list[str]:
     names = [*other.shapes, *(name for name in one.shapes if name not in other.shapes)]
     apart = [name for name in names if one.shapes.get(name) != other.shapes.get(name)]
     found = [f"shape of {name} ({one.shapes.get(name)} | {other.shapes.get(name)})" for name in apart]
@@ -177,7 +177,7 @@ def _of_rank(one: Evidence, other: Evidence) -> list[str]:
 
 
 def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> list[tuple[float, str]]:
-    """(error / bound, text) for every quantity beyond its bound, and every kind that rounding hides."""
+    """Return (error / bound, text) for every quantity beyond its bound, and every kind that rounding hides."""
     policy, times = one.policy, TIMES[one.policy]
     a, b = one.passes[when], other.passes[when]
     found = []
@@ -202,23 +202,23 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
 
 
 def _rounded(one: Evidence, other: Evidence, kind: Sequence[str]) -> dict[str, float]:
-    """By how much rounding moves each tensor of a kind, relative to it: what ``TIMES`` multiplies."""
+    """Return how far rounding moves each tensor of a kind, relative to it: what ``TIMES`` multiplies."""
     own = {name: [_movement(side, [name], kind) for side in (one, other)] for name in kind}
     if one.policy in ("fp32", "float64"):
         found = {name: min(sides) for name, sides in own.items()}
-        # A gradient's movement is one of few kinks: the trial meets them in some tensors, the other side in others.
+        # A gradient's movement comes from few kinks: the trial meets them in some tensors, the other side in others.
         least = max(found.values()) if kind[0].startswith(("moments", "result")) else 0.0
     else:
         found = {name: min(math.hypot(*sides) / math.sqrt(2), WIDER * min(sides)) for name, sides in own.items()}
-        # A tensor's movement is a matter of few roundings: that of all together counts as well.
+        # A single tensor's movement comes from few roundings, so that of all together counts as well.
         least = min(_movement(side, kind) for side in (one, other))
     return {name: max(least, moved) for name, moved in found.items()}
 
 
 def _movement(side: Evidence, names: Sequence[str], kind: Sequence[str] = ()) -> float:
-    """By how much ``names``, together and relative to them, move with the weights: the most of all trials.
+    """Return how far ``names`` together move with the weights, relative to them: the largest of all trials.
 
-    Where ``kind`` has all names of theirs, their scale is at least ``LEAST`` of it, in each trial its own.
+    If ``kind`` has all names of their kind, their scale is at least ``LEAST`` of the kind's, in each trial separately.
     """
     found = [0.0]
     for trial, there in side.passes.items():
@@ -233,7 +233,7 @@ def _movement(side: Evidence, names: Sequence[str], kind: Sequence[str] = ()) ->
 
 
 def finer(side: Evidence, other: Evidence) -> str:
-    """What shows that ``side``, unlike ``other``, does not round to its half precision; empty where nothing does."""
+    """Return what shows that ``side``, unlike ``other``, does not round to half precision; empty if nothing does."""
     here, there = _follows(side), _follows(other)
     for kind in here.keys() & there.keys():
         if here[kind] < PROPORTIONAL and there[kind] > ROUNDED:
@@ -242,7 +242,7 @@ def finer(side: Evidence, other: Evidence) -> str:
 
 
 def _follows(side: Evidence) -> dict[str, float]:
-    """By kind the median over its tensors of ‖"grain 2" - 2 "grain 1"‖, relative to the former."""
+    """Return for each kind the median over its tensors of ‖"grain 2" - 2 "grain 1"‖, relative to the former."""
     if not {"before", "before, grain 1", "before, grain 2"} <= side.passes.keys():
         return {}
     before, once, twice = (side.passes[name] for name in ("before", "before, grain 1", "before, grain 2"))
@@ -257,9 +257,9 @@ def _follows(side: Evidence) -> dict[str, float]:
 
 
 def curves_apart(one: Evidence, other: Evidence) -> list[str]:
-    """Where the opening losses differ by more than rounding explains: the first, the first ten, or all on average.
+    """Return where opening losses differ by more than rounding explains: the first, the first ten, or all on average.
 
-    Where nobody knows how far rounding moves them, the first alone is compared.
+    If it is unknown how far rounding moves them, only the first is compared.
     """
     if len(one.curve) != len(other.curve):
         return [f"opening losses ({len(one.curve)} | {len(other.curve)} of them)"]
@@ -276,5 +276,5 @@ def curves_apart(one: Evidence, other: Evidence) -> list[str]:
 
 
 def _between(one: Sequence[float], other: Sequence[float]) -> float:
-    """The sum of all differences of the steps that both have."""
+    """Return the sum of absolute differences over the steps that both have."""
     return sum(abs(a - b) for a, b in zip(one, other, strict=False))

@@ -1,7 +1,7 @@
 """Files that several processes share: replaced whole, locked, and read without trust.
 
-Nothing here knows what is in them. What is read may have been written by anybody: it is a regular file of a bounded
-size, or ``Damaged`` is raised.
+Nothing here knows what is in them. Anybody may have written what is read: it must be a regular file of bounded size, or
+``Damaged`` is raised.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from duel.errors import UserError
 
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 FORMAT = 1  # of the JSON files that have one; a larger one was written by a newer version
-RECORD_BYTES = 4 << 20  # of one JSON record; real ones have some kilobytes
-LOG_BYTES = 1 << 30  # of what a job wrote as it went on
+RECORD_BYTES = 4 << 20  # of one JSON record; real ones have a few kilobytes
+LOG_BYTES = 1 << 30  # of what a job appends to while it runs
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Damaged(UserError):
 
 
 class OtherVersion(Damaged):
-    """Another version of Duel wrote it, and this one cannot read it."""
+    """Another version of Duel wrote the file, and this one cannot read it."""
 
 
 def utc(seconds: float | None = None) -> str:
@@ -38,13 +38,13 @@ def utc(seconds: float | None = None) -> str:
 
 
 def stamp() -> str:
-    """What makes a run id unique, and sorts by time: UTC to 1/256 s, and 4 random hex digits."""
+    """Return what makes a run id unique and sorts by time: UTC to 1/256 s, and 4 random hex digits."""
     now = time.time()
     return f"{time.strftime('%y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 256):02x}{os.urandom(2).hex()}"
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, whole and durable, or leave it as it was."""
+    """Replace the content of ``path`` with ``text``, completely and durably, or leave it as it was."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
         with open(temporary, "x", encoding="utf-8", newline="") as file:
@@ -59,11 +59,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool, shared: bool = False) -> Iterator[TextIO | None]:
-    """Hold the lock file ``path``; yields it, or None where it is not held (never, with ``wait``).
+    """Hold the lock file ``path``; yields it, or None if somebody else holds it (never with ``wait``).
 
-    ``shared``: beside others that share it, and nobody else.
-
-    The kernel frees it when the last process that has this very file open is dead.
+    A ``shared`` lock can be held together with other shared ones only. The kernel releases a lock when the last process
+    that has this very file open dies.
     """
     with open(_open(path, os.O_RDWR | os.O_CREAT), "r+") as file:
         held: TextIO | None = file
@@ -75,22 +74,22 @@ def locked(path: Path, wait: bool, shared: bool = False) -> Iterator[TextIO | No
 
 
 def read(path: Path, most: int = RECORD_BYTES, last: bool = False) -> bytes:
-    """The bytes of a regular file; with ``last`` no more than its last ``most`` ones.
+    """Return the bytes of a regular file; with ``last``, no more than its last ``most`` ones.
 
-    Raises FileNotFoundError where there is none, and Damaged where it is a pipe, a device or a folder, may not be read,
-    or is larger than ``most`` bytes: neither may keep a command waiting or fill its memory.
+    Raises FileNotFoundError if there is none, and Damaged if it is a pipe, a device or a folder, may not be read, or is
+    larger than ``most`` bytes: none of these may keep a command waiting or fill its memory.
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
             if not last:
-                raise Damaged(f"{path.name} has {size} bytes; at most {most} are valid")
+                raise Damaged(f"{path.name} has {size} bytes; at most {most} are allowed")
             file.seek(size - most)
         return file.read(most)
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file of any size, to be read. Raises as ``read`` does."""
+    """Open a regular file of any size for reading. Raises as ``read`` does."""
     try:
         descriptor = _open(path, os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
@@ -101,16 +100,16 @@ def opened(path: Path) -> BinaryIO:
 
 
 def _open(path: Path, flags: int) -> int:
-    """A descriptor of a regular file. Raises OSError, and Damaged for what is no such file."""
+    """Return a descriptor of a regular file. Raises OSError, or Damaged for any other kind of file."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Damaged(f"{path.name} is no regular file")
+        raise Damaged(f"{path.name} is not a regular file")
     return descriptor
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``. Raises FileNotFoundError where there is none, and Damaged where it is none."""
+    """Return the JSON object in ``path``. Raises FileNotFoundError if there is none, and Damaged for anything else."""
     try:
         stored = json.loads(read(path))
         json.dumps(stored, ensure_ascii=False).encode()  # half of a surrogate pair could never be written again
@@ -119,30 +118,31 @@ def read_object(path: Path) -> dict[str, Any]:
             raise
         raise Damaged(f"{path.name} is damaged: {_first_line(error)}") from error
     if not isinstance(stored, dict):
-        raise Damaged(f"{path.name} is damaged: it holds no JSON object")
+        raise Damaged(f"{path.name} is damaged: it is not a JSON object")
     return stored
 
 
 def read_record(path: Path, kind: type[T]) -> T:
-    """The record of type ``kind`` in ``path``; keys that ``kind`` has not are left out.
+    """Return the record of type ``kind`` in ``path``; keys that ``kind`` does not have are left out.
 
-    Raises FileNotFoundError where there is none, OtherVersion, and Damaged where it does not fit ``kind``.
+    Raises FileNotFoundError if there is no file, OtherVersion, and Damaged if it does not fit ``kind``.
     """
     stored = read_object(path)
     version = stored.get("format", FORMAT)
     if version != FORMAT:
-        raise OtherVersion(f"{path.name} is of another version of Duel (format {version!r}; this one reads {FORMAT})")
+        text = f"{path.name} was written by another version of Duel (format {version!r}; this one reads {FORMAT})"
+        raise OtherVersion(text)
     return fitting(stored, kind, path.name)
 
 
 def fitting(stored: Any, kind: type[T], name: str) -> T:
-    """``stored``, plain data from JSON, as a ``kind``. Raises Damaged, headed by ``name``, where it does not fit."""
-    import msgspec  # loaded where a record is read: --help answers at once
+    """Return ``stored``, plain data from JSON, as a ``kind``. Raises Damaged, naming ``name``, if it does not fit."""
+    import msgspec  # imported only when a record is read, so that --help stays fast
 
     try:
         return msgspec.convert(stored, kind)
     except (ValueError, TypeError, AssertionError, OverflowError, RecursionError) as error:
-        raise Damaged(f"{name} is damaged: {_first_line(error) or 'a value is not valid'}") from error
+        raise Damaged(f"{name} is damaged: {_first_line(error) or 'a value is invalid'}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -150,9 +150,9 @@ def _first_line(error: Exception) -> str:
 
 
 def process_started(pid: int) -> str | None:
-    """When process ``pid`` of this machine started, in a form to compare; None if it is not there (or a zombie).
+    """Return when process ``pid`` of this machine started, in a comparable form, or None if it is gone or a zombie.
 
-    A bare pid is not enough: the kernel uses numbers again.
+    A bare pid is not enough: the kernel reuses numbers.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""What one script runs: its names, run.py's options and the planned rows. The driver renders it, the job obeys it."""
+"""What one script runs: its names, run.py's options and planned rows. The driver renders it, the job executes it."""
 
 import hashlib
 import re
@@ -34,7 +34,7 @@ CURVE = ("learning_rate", "loss_first", "loss_last", "loss_steps", "accuracy")
 LATENCY = tuple(column for column in COLUMNS if column.startswith("latency_"))
 PASSES = ("forward_seconds", "gradient_seconds")
 SCALED = ("scaling_efficiency", "collective_seconds")
-# What launch.json may hold: the words become options of run.py and parts of names, the directives lines of a script.
+# What launch.json may hold: words become options of run.py and parts of names, directives become lines of a script.
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*\Z")]
 Directive = Annotated[str, msgspec.Meta(pattern=r"^--?[A-Za-z][^\x00-\x1f\x7f-\x9f]*\Z")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -43,7 +43,7 @@ _SEAL = "# sha256 of the other lines: "
 
 @dataclass(frozen=True)
 class Job:
-    """One framework's script, or that of both in turn. ``device`` is None where the job is to find the best itself."""
+    """One framework's script, or that of both in turn. ``device`` is None if the job is to find the best itself."""
 
     framework: str
     benchmark: Word
@@ -54,57 +54,57 @@ class Job:
     target: Word
     nodes: Count = 1
     devices_per_node: Count = 1
-    changes: tuple[Directive, ...] = ()  # directives of this attempt alone, such as a longer --time
+    changes: tuple[Directive, ...] = ()  # directives of this attempt only, such as a longer --time
     attempt: Count = 1
     weights: str | None = None  # a safetensors file, as run.py will find it; None: made from the seed
     batch_sizes: tuple[Count, ...] = ()  # empty: the preset's for inference, else what fits the device
     products: tuple[Word, ...] = ()  # of per-sample gradients; empty: all
-    microbatch: Count | None = None  # of per-sample gradients; None: what the job finds to fit
+    microbatch: Count | None = None  # of per-sample gradients; None: the job finds one that fits
     scaling: Word = WEAK  # of many devices
     mode: Word = DEFAULT
     size: Word | None = None  # of the benchmark; None: the preset's
     pairs: Count | None = None  # of each point in a paired job; None: the preset's
-    trials: Count | None = None  # of a search for the fastest switches, on each side; None: it is no search
-    session: Count = 1  # which of the sessions that one command has planned
-    delay: Annotated[int, msgspec.Meta(ge=0)] = 0  # seconds after its submission until it may begin
+    trials: Count | None = None  # of a search for the fastest switches, on each side; None: not a search
+    session: Count = 1  # its number among the sessions that one command planned
+    delay: Annotated[int, msgspec.Meta(ge=0)] = 0  # seconds from its submission until it may begin
 
     def __post_init__(self) -> None:
         assert self.framework in (*FRAMEWORKS, PAIRED)
-        for name in ("changes", "batch_sizes", "products"):  # JSON has lists for them
+        for name in ("changes", "batch_sizes", "products"):  # lists in JSON
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @property
     def unknown(self) -> str:
-        """What this version of Duel does not have of it, by name; empty where it can be started."""
+        """The names and values that this version of Duel does not know; empty if the job can be started."""
         known: dict[str, Container[Any]] = {"benchmark": BENCHMARKS, "use_case": USE_CASES}
         known |= {"preset": PRESETS, "precision": PRECISIONS}
         return ", ".join(f"{name} {value}" for name in known if (value := getattr(self, name)) not in known[name])
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Those that it measures."""
+        """The frameworks that it measures."""
         return tuple(FRAMEWORKS) if self.framework == PAIRED else (self.framework,)
 
     @property
     def ranks(self) -> int:
-        """Processes, one for each device."""
+        """The number of processes, one for each device."""
         return self.nodes * self.devices_per_node
 
     @property
     def small_proof(self) -> bool:
-        """Whether others of its kind may compute beside it: nothing in it is timed, and it needs little memory."""
+        """Whether others of its kind may run at the same time: nothing in it is timed, and it needs little memory."""
         return self.use_case == VALIDATE and PRESETS[self.preset].size == "tiny"
 
     @property
     def stem(self) -> str:
-        """The script's name without '.sh': the plain one for the defaults, with a suffix for each variant."""
+        """The script's name without '.sh': plain for the defaults, with a suffix for each variant."""
         variants = [self.precision] if self.precision != "fp32" else []
         variants += [self.preset] if self.preset != "standard" else []
         variants += [self.size] if self.size not in (None, PRESETS[self.preset].size) else []
         if self.mode != DEFAULT:
             variants.append(self.mode.replace("+", "_with_").replace("-", "_without_").replace("=", "_"))
         variants += [self.device] if self.device else []
-        if self.weights:  # what main.py converts is called <benchmark>-<hash>
+        if self.weights:  # files that main.py converted are called <benchmark>-<hash>
             name = Path(self.weights).stem.removeprefix(f"{self.benchmark}-")
             variants.append(re.sub("[^A-Za-z0-9_]+", "_", name)[:20])
         if self.batch_sizes:
@@ -117,19 +117,19 @@ class Job:
         if self.use_case in MANY:
             variants += [f"{self.nodes}x{self.devices_per_node}", *([self.scaling] if self.scaling != WEAK else [])]
         name = "_".join([self.benchmark, str(self.use_case), *variants])
-        if len(name) > MOST_LETTERS:  # a run's id has it, and file and job names have their limits
+        if len(name) > MOST_LETTERS:  # it is part of run ids, and file and job names are limited
             name = f"{name[: MOST_LETTERS - 9]}_{digest({'name': name})[:8]}"
         return f"{self.framework}_{name}"
 
     def run_id(self, pair_stamp: str | None = None) -> str:
-        """A new run's id; both sides of a pair get one ``pair_stamp``: their ids differ in the framework only."""
+        """Return a new run's id; both sides of a pair get one ``pair_stamp``, so their ids differ in framework only."""
         run_id = f"{self.stem}-{pair_stamp or stamp()}"
         assert RUN_ID.fullmatch(run_id), run_id
         return run_id
 
     @property
     def options(self) -> list[str]:
-        """What run.py is called with."""
+        """The arguments that run.py is called with."""
         options = ["--benchmark", self.benchmark, "--use_case", str(self.use_case), "--preset", self.preset]
         options += ["--precision", self.precision, "--target", self.target]
         options += ["--device", self.device] if self.device else []
@@ -145,11 +145,11 @@ class Job:
         return [*options, f"--weights={self.weights}"] if self.weights else options
 
     def rows(self) -> list[Row]:
-        """The planned rows: one for each repeat, batch size, product of per-sample gradients, and number of devices.
+        """Return the planned rows: one for each repeat, batch size, product of per-sample gradients and device count.
 
-        On many devices, each is measured on one of them first: what its scaling is told by. A paired job's repeats are
-        pairs in the order A B B A, through all sessions: a drift of the machine meets both sides alike. What only the
-        job can know is left open. Of a search, these are the first rows: no two of its rows are a pair.
+        On many devices, each is measured on one of them first, as the baseline of its scaling. A paired job's repeats
+        are pairs in the order A B B A, across all sessions, so that drift of the machine affects both sides alike. What
+        only the job can know is left open. For a search, these are the first rows; no two of its rows are a pair.
         """
         preset = PRESETS[self.preset]
         paired = self.framework == PAIRED
@@ -197,7 +197,7 @@ class Job:
         return [row.replace(point=number) for number, row in enumerate(rows)] if self.trials else rows
 
     def _missing(self) -> dict[str, str]:
-        """Why columns of its rows stay empty, as far as the plan knows."""
+        """Return why columns of its rows stay empty, as far as the plan knows."""
         missing = {"accuracy": "synthetic data"} if BENCHMARKS[self.benchmark].dataset == "synthetic" else {}
         module = USE_CASES[self.use_case].module
         if module != "training":
@@ -214,13 +214,13 @@ class Job:
 
 
 def seal(text: str) -> str:
-    """A script's ``text`` with a comment behind its first line that gives away later changes."""
+    """Return a script's ``text`` with a comment after its first line that reveals later changes."""
     first, rest = text.split("\n", 1)
     return f"{first}\n{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n{rest}"
 
 
 def script_state(text: str) -> str:
-    """``RENDERED`` if the script is as ``seal`` left it, else ``EDITED``."""
+    """Return ``RENDERED`` if the script is as ``seal`` left it, else ``EDITED``."""
     first, *rest = text.split("\n", 2)
     sealed = len(rest) == 2 and seal(f"{first}\n{rest[1]}") == text
     return RENDERED if sealed else EDITED

@@ -1,8 +1,8 @@
 """Modes: named sets of switches.
 
-A mode is written as a name, from which switches are turned one at a time: ``default``, ``tuned``,
-``default+channels_last``, ``tuned-compile``, ``default+threads=1``. Both sides of a pair get one mode; a switch that
-one side does not have leaves that side as it is.
+A mode is written as a name, followed by the switches that differ from it: ``default``, ``tuned``,
+``default+channels_last``, ``tuned-compile``, ``default+threads=1``. Both sides of a pair get the same mode; a switch
+that one side does not have leaves that side as it is.
 """
 
 import re
@@ -17,16 +17,16 @@ from duel.switches import AS_PASSED, OFF, ON, SWITCHES, applicable, default_valu
 HALF = ("bf16", "fp16")
 
 DEFAULT, TUNED, COMPILE, OPACUS = "default", "tuned", "compile", "opacus"
-WATERFALL = "waterfall"  # no mode of a row, but those of several: see ``waterfall``
+WATERFALL = "waterfall"  # not the mode of a row, but a series of modes: see ``waterfall``
 MODES: Mapping[str, str] = MappingProxyType(
     {
         DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
-        TUNED: "the fastest that 'tune' has found on the device; without a search, a set for its kind",
-        COMPILE: "both compile it: jax.jit, torch.compile",
-        OPACUS: "per-sample gradients in PyTorch by the hooks of this library ('make opacus' installs it)",
+        TUNED: "the fastest switches that 'tune' found on the device; without a search, a set for its kind",
+        COMPILE: "both compile the step: jax.jit, torch.compile",
+        OPACUS: "per-sample gradients in PyTorch by the hooks of Opacus ('make opacus' installs it)",
     }
 )
-# What a mode turns, as far as it applies: (framework, device kind).
+# The switches that ``tuned`` sets without a search, where they apply: (framework, device kind).
 _COMPILED = {"compile": ON, "channels_last": ON, "fused_optimizer": ON}
 _TUNED: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
     {
@@ -42,11 +42,11 @@ _TUNED: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
 )
 _STEP = re.compile(r"([+-])([a-z_]+)(?:=([a-z0-9]+))?")
 
-# A crash of XLA's autotuner on a GPU: what is turned off next, each in a new process. The last leaves cuDNN and cuBLAS
-# without a search of theirs, too: such a row is handicapped, and no ratio is made of it.
+# After a crash of XLA's autotuner on a GPU: what is turned off next, each in a new process. The last one also turns off
+# the search among cuDNN's and cuBLAS's kernels: such a row is handicapped, and no ratio is made of it.
 RUNGS: tuple[Mapping[str, str], ...] = (
     {"triton_gemm": OFF},
-    {"triton_gemm": OFF},  # and other products, see ``rung_precision``
+    {"triton_gemm": OFF},  # and another precision of products, see ``rung_precision``
     {"triton_gemm": OFF, "autotune": "2"},
     {"triton_gemm": OFF, "autotune": "0"},
 )
@@ -54,11 +54,11 @@ OTHER_PRODUCTS, HANDICAPPED = 2, len(RUNGS)
 
 
 def check(mode: str) -> str:
-    """``mode`` as it was given. Raises ValueError for what is none, with what would be valid."""
+    """Return ``mode`` unchanged. Raises ValueError, with what would be valid, if it is not a mode."""
     name, steps = _split(mode)
     if name not in MODES:
         raise ValueError(
-            f"unknown mode {name!r}; valid: {', '.join(MODES)}, each with switches behind it, as in default+compile"
+            f"unknown mode {name!r}; valid: {', '.join(MODES)}, optionally followed by switches, as in default+compile"
         )
     turned = _named(name)
     for text, switch, value in steps:
@@ -67,51 +67,51 @@ def check(mode: str) -> str:
         if not any(one.takes(value) for one in known):
             valid = [v for one in known for v in one.values] + ["a number" for one in known if one.counts]
             signs = f"; +{switch} and -{switch} stand for on and off" if {ON, OFF} <= set(valid) else ""
-            raise ValueError(f"{text}: valid is +{switch}=VALUE with one of {', '.join(dict.fromkeys(valid))}{signs}")
+            raise ValueError(f"{text}: expected +{switch}=VALUE with one of {', '.join(dict.fromkeys(valid))}{signs}")
         if turned.setdefault(switch, value) != value:
             raise ValueError(f"mode {mode!r} contradicts itself: {switch} is {turned[switch]} and {value}")
     return mode
 
 
 def _split(mode: str) -> tuple[str, list[tuple[str, str, str]]]:
-    """A mode's name, and for each switch that is turned its text, name and value."""
+    """Return a mode's name, and the text, name and value of each switch it sets."""
     name = re.split(r"[+-]", mode, maxsplit=1)[0]
     steps = [(m[0], m[2], m[3] or (ON if m[1] == "+" else OFF)) for m in _STEP.finditer(mode, len(name))]
     if name + "".join(text for text, _, _ in steps) != mode:
-        raise ValueError(f"mode {mode!r}: a name, then +switch, -switch or +switch=value, is valid")
+        raise ValueError(f"mode {mode!r}: expected a name, then +switch, -switch or +switch=value")
     return name, steps
 
 
 def spelled(name: str, values: Mapping[str, str]) -> str:
-    """The mode ``name`` with each of these switches turned."""
+    """Return the mode ``name`` with each of these switches set."""
     return name + "".join(
         {ON: f"+{one}", OFF: f"-{one}"}.get(value, f"+{one}={value}") for one, value in values.items()
     )
 
 
 def is_tuned(mode: str) -> bool:
-    """Whether ``mode`` is ``tuned``, with or without switches behind it."""
+    """Return whether ``mode`` is ``tuned``, with or without switches after it."""
     return _split(mode)[0] == TUNED
 
 
 def in_place(mode: str, choice: str) -> str:
-    """``mode`` with the mode ``choice`` where it says ``tuned``."""
+    """Return ``mode`` with ``tuned`` replaced by the mode ``choice``."""
     return choice + mode.removeprefix(TUNED) if is_tuned(mode) else mode
 
 
 def _named(name: str) -> dict[str, str]:
-    """The switch that a mode has its name of."""
+    """Return the switch that a mode is named after."""
     return {name: ON} if name in (COMPILE, OPACUS) else {}
 
 
 def _asked(mode: str) -> tuple[str, dict[str, str]]:
-    """The mode's name, and the switches that are turned by name."""
+    """Return the mode's name, and the switches that it sets by name."""
     name, steps = _split(mode)
     return name, _named(name) | {switch: value for _, switch, value in steps}
 
 
 def refuse(mode: str, benchmark: str, use_case: int) -> None:
-    """Raise UserError where ``mode`` turns a switch, or gives it a value, that neither framework has for this."""
+    """Raise UserError if ``mode`` sets a switch, or gives it a value, that neither framework has for this use case."""
     module, what = USE_CASES[use_case].module, f"{USE_CASES[use_case].name} of {benchmark}"
     there = [switch for switch in SWITCHES if module in switch.modules and switch.suits(BENCHMARKS[benchmark])]
     for name, value in _asked(mode)[1].items():
@@ -121,16 +121,16 @@ def refuse(mode: str, benchmark: str, use_case: int) -> None:
             raise UserError(f"--mode {mode}: switch {name} does not apply to {what}; valid: {valid}")
         if not any(switch.takes(value) for switch in mine):
             valid = ", ".join(dict.fromkeys(known for switch in mine for known in switch.values))
-            raise UserError(f"--mode {mode}: {value} is no value of {name} for {what}; valid: {valid}")
+            raise UserError(f"--mode {mode}: {value} is not a value of {name} for {what}; valid: {valid}")
 
 
 def settings(
     mode: str, framework: str, benchmark: str, use_case: int, precision: str, device_kind: str, rung: int = 0
 ) -> dict[str, str]:
-    """Every switch that ``framework`` has for this, with its value under ``mode``.
+    """Return every switch that ``framework`` has for this, with its value under ``mode``.
 
-    Raises UserError where the mode turns a switch that this side has, though not here, or where switches exclude each
-    other. ``rung`` is how far down the ladder of ``RUNGS`` a crash has led.
+    Raises UserError if the mode sets a switch that this side has, but not here, or if switches cannot be combined.
+    ``rung`` is how far down the ladder of ``RUNGS`` crashes have led.
     """
     here = applicable(framework, benchmark, use_case, device_kind)
     name, asked = _asked(mode)
@@ -143,12 +143,12 @@ def settings(
         if not any(one.name == switch and one.framework == framework for one in SWITCHES):
             continue  # the other side's
         if switch not in here:
-            said = f"{USE_CASES[use_case].name} of {benchmark} on a {device_kind}"
-            raise UserError(f"--mode {mode}: switch {switch} does not apply to {said}; valid: {', '.join(here)}")
+            what = f"{USE_CASES[use_case].name} of {benchmark} on a {device_kind}"
+            raise UserError(f"--mode {mode}: switch {switch} does not apply to {what}; valid: {', '.join(here)}")
         if not here[switch].takes(value):
             valid = ", ".join(here[switch].values)
             raise UserError(
-                f"--mode {mode}: {value} is no value of {switch} in {framework} on a {device_kind}; valid: {valid}"
+                f"--mode {mode}: {value} is not a value of {switch} in {framework} on a {device_kind}; valid: {valid}"
             )
         values[switch] = value
     if rung:
@@ -159,14 +159,14 @@ def settings(
             raise UserError(f"--mode {mode}: switch {one.name} needs {one.needs}; valid: {valid}")
         if values[one.name] == ON and one.excludes and values.get(one.excludes) == ON:
             valid = "one of them" if one.excludes in asked else f"{mode}-{one.excludes}"
-            raise UserError(f"--mode {mode}: switches {one.name} and {one.excludes} exclude each other; valid: {valid}")
+            raise UserError(f"--mode {mode}: switches {one.name} and {one.excludes} cannot be combined; valid: {valid}")
     return values
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A switch between ``DEFAULT`` and ``TUNED``: the modes (without it, with it) where it is turned on before all
-    others, and where it is turned off behind them."""
+    """A switch between ``DEFAULT`` and ``TUNED``: the modes (without it, with it) when it is turned on before all
+    others, and when it is turned on after them."""
 
     switch: str
     first: tuple[str, str]
@@ -174,16 +174,16 @@ class Turn:
 
 
 def waterfall(benchmark: str, use_case: int, precision: str, device_kind: str) -> list[Turn]:
-    """What leads from ``DEFAULT`` to ``TUNED``, a switch at a time.
+    """Return what leads from ``DEFAULT`` to ``TUNED``, one switch at a time.
 
-    One that needs another is turned on right behind that, and leaves with it.
+    A switch that needs another is turned on right after that one, and turned off with it.
     """
     turned: dict[str, tuple[str, str]] = {}
     for framework in FRAMEWORKS:
         here = (framework, benchmark, use_case, precision, device_kind)
         default, tuned = settings(DEFAULT, *here), settings(TUNED, *here)
         turned |= {name: (value, tuned[name]) for name, value in default.items() if tuned[name] != value}
-    if len(turned) == 1:  # before all others and behind them are one
+    if len(turned) == 1:  # before all others and after them are the same
         return [Turn(switch, (DEFAULT, TUNED), (DEFAULT, TUNED)) for switch in turned]
     needs = {one.name: one.needs for one in SWITCHES if one.name in turned and one.needs in turned}
 
@@ -200,17 +200,17 @@ def waterfall(benchmark: str, use_case: int, precision: str, device_kind: str) -
 
 
 def of_waterfall(turns: list[Turn]) -> list[str]:
-    """The modes that ``turns`` are told by, in the order in which they are measured."""
+    """Return the modes that ``turns`` compare, in the order in which they are measured."""
     return list(dict.fromkeys([DEFAULT, *(mode for t in turns for mode in (*t.first, *t.last[:1])), TUNED]))
 
 
 def rung_precision(rung: int, precision: str) -> str:
-    """The policy on a rung of the ladder: from ``OTHER_PRODUCTS`` on, one whose products have not crashed so far."""
+    """Return the policy on a rung of the ladder: from ``OTHER_PRODUCTS`` on, one whose products have not crashed."""
     return "fp32" if rung >= OTHER_PRODUCTS and precision != "bf16" else precision
 
 
 def next_rung(rung: int, precision: str) -> int | None:
-    """The rung behind ``rung`` that changes anything; None behind the last."""
+    """Return the next rung after ``rung`` that changes anything, or None after the last."""
     following = rung + 1
     if following == OTHER_PRODUCTS and rung_precision(following, precision) == precision:
         following += 1
@@ -218,19 +218,19 @@ def next_rung(rung: int, precision: str) -> int | None:
 
 
 def said(values: Mapping[str, str]) -> str:
-    """Switches and their values, as rows have them."""
+    """Return switches and their values as text, as rows have them."""
     return " ".join(f"{name}={value}" for name, value in sorted(values.items()))
 
 
 def in_force(values: Mapping[str, str], seen: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """For each switch what proves it: ``seen`` has for a switch the value that was found, and by what.
+    """Return what proves each switch: ``seen`` maps a switch to the value that was found, and what showed it.
 
-    Raises UserError where another value was found than was set. What has no proof is "as passed".
+    Raises UserError if the value found is not the one that was set. A switch without proof is "as passed".
     """
     proofs = {}
     for name, value in sorted(values.items()):
-        found, words = seen.get(name, (value, AS_PASSED))
+        found, shown_by = seen.get(name, (value, AS_PASSED))
         if found != value and value != "framework":
-            raise UserError(f"switch {name} did not take: {value} was set, {found} was found ({words})")
-        proofs[name] = words if found == value else f"{found} ({words})"
+            raise UserError(f"switch {name} did not take: {value} was set, {found} was found ({shown_by})")
+        proofs[name] = shown_by if found == value else f"{found} ({shown_by})"
     return proofs

@@ -1,6 +1,6 @@
-"""The options that main.py and run.py share: what is measured, checked against the catalogue.
+"""The options that main.py and run.py share: what to measure, checked against the catalogue.
 
-Kept apart from what obeys them, so that a wrong option is answered at once.
+They are kept apart from the code that acts on them, so that a wrong option is reported at once.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from duel.catalogue import (
 from duel.states import STATES
 from duel.switches import SWITCHES
 
-# Options of some use cases alone, called as in ``duel.job.Job``, and of which.
+# Options that only some use cases take, named as in ``duel.job.Job``, and the numbers of those use cases.
 VARIANTS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
         "batch_sizes": tuple(number for number in USE_CASES if number != VALIDATE),
@@ -47,10 +47,10 @@ TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 SIZES = ("tiny", "full")
-MOST = 9_999_999  # of anything that is counted
+MOST = 9_999_999  # largest count that an option accepts
 MOST_SESSIONS = 100
-SPACING, MOST_SPACING = 2 * 3600, 14 * 24 * 3600  # seconds from the start of a session to the next
-# Names that others have for ours.
+SPACING, MOST_SPACING = 2 * 3600, 14 * 24 * 3600  # seconds from the start of one session to that of the next
+# What other tools call the same things.
 FRAMEWORK_SYNONYMS = {"torch": "pytorch", "pt": "pytorch", "flax": "jax", "xla": "jax"}
 PRECISION_SYNONYMS = {
     **dict.fromkeys(("float32", "float", "f32", "single", "32"), "fp32"),
@@ -62,54 +62,54 @@ DEVICE_SYNONYMS = {"cuda": "gpu", "h100": "gpu", "a100": "gpu", "metal": "mps", 
 
 
 def benchmark_name(text: str) -> str:
-    """A benchmark of the catalogue, by its name or an alias. Raises argparse's error with the valid names otherwise."""
+    """Return the catalogue's name for a name or an alias. Raises argparse's error, with the valid names, for others."""
     name = one_of("benchmark", text, (*BENCHMARKS, *ALIASES))
     return ALIASES.get(name, name)
 
 
-def benchmark_names(word: str) -> tuple[str, ...]:
-    """One benchmark, or all of them for "all"."""
-    return tuple(BENCHMARKS) if word == "all" else (benchmark_name(word),)
+def benchmark_names(text: str) -> tuple[str, ...]:
+    """Return one benchmark, or all of them for "all"."""
+    return tuple(BENCHMARKS) if text == "all" else (benchmark_name(text),)
 
 
 def use_case_number(text: str) -> int:
-    """A use case by number or name."""
+    """Return the number of the use case with this number or name."""
     numbers = {str(case.number): case.number for case in USE_CASES.values()}
     numbers |= {case.name: case.number for case in USE_CASES.values()}
-    # What 'validate' starts is understood, since its scripts say it, but not offered.
+    # The use case of 'validate' is accepted, because its scripts name it, but not offered.
     if text in numbers:
         return numbers[text]
     return numbers[one_of("use case", text, tuple(name for name in numbers if numbers[name] != VALIDATE))]
 
 
-def use_case_numbers(word: str) -> tuple[int, ...]:
-    """One use case, or all of them for "all"."""
-    if word == "all":
+def use_case_numbers(text: str) -> tuple[int, ...]:
+    """Return one use case, or for "all" every one except the validation."""
+    if text == "all":
         return tuple(number for number in USE_CASES if number != VALIDATE)
-    return (use_case_number(word),)
+    return (use_case_number(text),)
 
 
-def batch_size(word: str) -> tuple[int]:
-    return (count(word, "batch size"),)
+def batch_size(text: str) -> tuple[int]:
+    return (count(text, "batch size"),)
 
 
-def product(word: str) -> tuple[str]:
-    """A product of per-sample gradients."""
-    return (one_of("product", word, tuple(PRODUCTS)),)
+def product(text: str) -> tuple[str]:
+    """Return the product of per-sample gradients with this name."""
+    return (one_of("product", text, tuple(PRODUCTS)),)
 
 
 def mode(text: str) -> str:
-    """A mode, with the switches that are turned from there; switches may be written with hyphens."""
+    """Return a mode with its switches; their names may be written with hyphens."""
     for switch in SWITCHES:
         text = text.replace(switch.name.replace("_", "-"), switch.name)
     try:
         return modes.check(text)
     except ValueError as error:
         names = [*modes.MODES, modes.WATERFALL, *(switch.name for switch in SWITCHES)]
-        for word in (*re.split("[+=]", text), *re.split("[+=-]", text)):
-            guess = "" if word in names else near(word, names)
+        for part in (*re.split("[+=]", text), *re.split("[+=-]", text)):
+            guess = "" if part in names else near(part, names)
             if guess:
-                raise argparse.ArgumentTypeError(f"{error}; did you mean {text.replace(word, guess)!r}?") from None
+                raise argparse.ArgumentTypeError(f"{error}; did you mean {text.replace(part, guess)!r}?") from None
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
@@ -118,9 +118,9 @@ def mode_or_waterfall(text: str) -> str:
 
 
 def count(text: str, what: str = "number", most: int = MOST) -> int:
-    """A number from 1 on."""
+    """Return a whole number from 1 to ``most``."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not 1 <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{what} {text!r}: whole numbers from 1 to {most} are valid")
+        raise argparse.ArgumentTypeError(f"{what} {text!r} is not a whole number from 1 to {most}")
     return int(text)
 
 
@@ -129,19 +129,19 @@ def sessions(text: str) -> int:
 
 
 def spacing(text: str) -> int:
-    """Seconds between the starts of two sessions, of a number of hours or minutes."""
+    """Return the seconds between the starts of two sessions, given in hours or minutes."""
     found = re.fullmatch(r"([0-9]{1,5})(h|m|min)", text)
     seconds = int(found[1]) * (3600 if found[2] == "h" else 60) if found else 0
     if not SESSION_SECONDS <= seconds <= MOST_SPACING:
         raise argparse.ArgumentTypeError(
-            f"time {text!r}: hours or minutes such as 2h or 90m are valid, from {SESSION_SECONDS // 3600}h, "
-            f"below which two sessions are one, to {MOST_SPACING // 3600}h"
+            f"time {text!r}: give hours or minutes, such as 2h or 90m, from {SESSION_SECONDS // 3600}h "
+            f"(below which two sessions are one) to {MOST_SPACING // 3600}h"
         )
     return seconds
 
 
 def check_use_cases(parser: argparse.ArgumentParser, args: argparse.Namespace, asked: tuple[int, ...]) -> None:
-    """Refuse options that are for none of the use cases that are ``asked`` for."""
+    """Refuse options that apply to none of the use cases ``asked`` for."""
     for name, takes in {**VARIANTS, "nodes": MANY, "devices": MANY}.items():
         if getattr(args, name) != parser.get_default(name) and not set(takes) & set(asked):
             those = " and ".join(f"{number} ({USE_CASES[number].name})" for number in takes)
@@ -149,33 +149,33 @@ def check_use_cases(parser: argparse.ArgumentParser, args: argparse.Namespace, a
 
 
 def target_name(text: str) -> str:
-    """A name that is safe in a file name, a directive and a shell word."""
+    """Return a name that is safe in a file name, a directive and a shell word."""
     if not TARGET_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"target {text!r}: letters, digits, '.', '_' and '-' are valid")
     return text
 
 
 def folder_name(text: str) -> Path:
-    """A folder in one printable line."""
+    """Return a folder whose name is one printable line."""
     if not text or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"folder {text!r}: one line of printable characters is valid")
+        raise argparse.ArgumentTypeError(f"folder {text!r} is not one line of printable characters")
     return Path(text)
 
 
 def weights_source(text: str) -> str:
-    """``PRETRAINED``, or a file's name in one printable line."""
+    """Return ``PRETRAINED``, or a file name that is one printable line."""
     if not text or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"weights {text!r}: {PRETRAINED!r} or a file is valid")
+        raise argparse.ArgumentTypeError(f"weights {text!r}: must be {PRETRAINED!r} or a file")
     return text
 
 
 def chosen(what: str, valid: tuple[str, ...], synonyms: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """A converter to one of ``valid``."""
+    """Return a converter that accepts one of ``valid``."""
     return lambda text: one_of(what, text, valid, synonyms)
 
 
 def add_options(parser: Parser, several: bool = False) -> None:
-    """The options that say what is measured, the same for main.py and run.py; ``several`` at once for the former."""
+    """Add the options that say what to measure, the same for main.py and run.py; ``several`` values for the former."""
     add_what(parser, several)
     _add_how(parser, several)
     _add_where(parser)
@@ -203,7 +203,7 @@ def add_what(parser: Parser, several: bool) -> None:
         cases = ", ".join(f"{case.number} {case.name}" for case in USE_CASES.values() if case.number != VALIDATE)
         what.add_argument("--use_case", type=use_case_number, metavar="N", help=cases)
     what.add_argument(
-        "--size", type=chosen("size", SIZES), metavar="NAME", help="of the model: tiny or full (default: the preset's)"
+        "--size", type=chosen("size", SIZES), metavar="NAME", help="model size: tiny or full (default: the preset's)"
     )
     what.add_argument(
         "--batch_sizes",
@@ -219,7 +219,7 @@ def add_what(parser: Parser, several: bool) -> None:
         convert=product,
         default=(),
         metavar="NAME",
-        help=f"of per-sample gradients: {', '.join(PRODUCTS)} (default: all)",
+        help=f"what to compute from per-sample gradients: {', '.join(PRODUCTS)} (default: all)",
     )
     what.add_argument(
         "--microbatch",
@@ -252,7 +252,7 @@ def _add_how(parser: Parser, several: bool) -> None:
         type=mode_or_waterfall if several else mode,
         default=modes.DEFAULT,
         metavar="NAME",
-        help=f"{known}; switches are turned by + and -, as in default+compile ('main.py help modes')",
+        help=f"{known}; + and - turn switches on and off, as in default+compile ('main.py help modes')",
     )
 
 
@@ -262,7 +262,7 @@ def add_precision(parser: argparse._ActionsContainer) -> None:
         type=chosen("precision", tuple(PRECISIONS), PRECISION_SYNONYMS),
         default="fp32",
         metavar="NAME",
-        help=f"of both sides: {', '.join(PRECISIONS)} (default: fp32)",
+        help=f"precision of both sides: {', '.join(PRECISIONS)} (default: fp32)",
     )
 
 
@@ -271,21 +271,23 @@ def add_device(parser: argparse._ActionsContainer) -> None:
         "--device",
         type=chosen("device", DEVICE_KINDS, DEVICE_SYNONYMS),
         metavar="NAME",
-        help=f"kind of device: {', '.join(DEVICE_KINDS)} (default: the best that the job finds)",
+        help=f"kind of device: {', '.join(DEVICE_KINDS)} (default: the best the job finds)",
     )
 
 
 def _add_where(parser: Parser) -> None:
     where = parser.add_argument_group("where")
     add_device(where)
-    where.add_argument("--nodes", type=count, metavar="N", help="for use cases 2 and 4 (default: 1)")
-    where.add_argument("--devices", type=count, metavar="N", help="per node, for use cases 2 and 4 (default: all)")
+    where.add_argument("--nodes", type=count, metavar="N", help="number of nodes, for use cases 2 and 4 (default: 1)")
+    where.add_argument(
+        "--devices", type=count, metavar="N", help="devices per node, for use cases 2 and 4 (default: all)"
+    )
     where.add_argument(
         "--scaling",
         type=chosen("scaling", tuple(SCALINGS)),
         default=WEAK,
         metavar="NAME",
-        help="weak: the batch of each device stays the same; strong: the batch of all (default: weak)",
+        help="weak: fixed batch per device; strong: fixed total batch (default: weak)",
     )
 
 
@@ -293,17 +295,17 @@ FILTERS = ("benchmark", "framework", "target", "state", "group", "user")
 
 
 def add_selection(parser: Parser, done: str) -> None:
-    """The options that choose runs, the same for every command that takes several. ``done``: what becomes of them."""
-    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"run ids, or how they begin; only these are {done}")
+    """Add the options that select runs, the same for all commands that take several; ``done``: what becomes of them."""
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"run ids or their beginnings; only these are {done}")
     types: dict[str, Callable[[str], str]] = {
         "benchmark": benchmark_name,
         "framework": chosen("framework", (*FRAMEWORKS, "paired"), FRAMEWORK_SYNONYMS),
         "state": chosen("state", STATES),
     }
     for name in FILTERS:
-        parser.add_argument(f"--{name}", type=types.get(name, str), metavar="NAME", help=f"only runs of this {name}")
+        parser.add_argument(f"--{name}", type=types.get(name, str), metavar="NAME", help=f"only runs with this {name}")
 
 
 def has_selection(args: argparse.Namespace) -> bool:
-    """Whether the options of ``add_selection`` choose anything."""
+    """Whether any option of ``add_selection`` is given."""
     return bool(args.runs) or any(getattr(args, name) is not None for name in FILTERS)

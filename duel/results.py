@@ -1,24 +1,24 @@
-"""The results folder: who writes which file, and what a run's folder says::
+"""The results folder: its files, and who writes them::
 
     results/results.csv            derived from the row files; any process may rebuild it, readers see it whole
     results/parity/                certificates that both sides compute the same (duel.certificate)
-    results/tuned/                 which switches ``--mode tuned`` turns on a device (duel.tuned)
-    results/weights/               what --weights gave, as safetensors files that both sides read
+    results/tuned/                 the switches that ``--mode tuned`` sets on each device (duel.tuned)
+    results/weights/               the weights from --weights, as safetensors files that both sides read
     results/runs/<run_id>/
         script.sh                  the text that was started
-        launch.json                what the driver did to start it, and Slurm's last report; the driver's alone
+        launch.json                what the driver did to start it, and Slurm's last report; only the driver writes it
         status.json                what the run is doing; rewritten whole, by one owner at a time
         metrics.jsonl              one line per event, each by one write
         rows/<number>.json         one per measured point
         evidence/<number>-<rank>.npz    what the row's program computed from known weights (duel.evidence)
         environment.json           packages, device, git, variables
         log.txt                    what the job printed
-        launcher.txt               what the script printed before and around it
+        launcher.txt               what the script printed outside the job
         worker.txt                 errors of the process that started it on this machine; empty if there were none
-        parity.npz                 of a validation: what this side computed, until it was compared
+        parity.npz                 for a validation: what this side computed, kept until it is compared
         wandb/                     Weights & Biases' own files
 
-Files are replaced atomically in their own folder, so a kill at any instant leaves the old or the new text.
+Files are replaced atomically in their own folder, so a kill at any moment leaves the old or the new content.
 """
 
 import dataclasses
@@ -38,11 +38,10 @@ from duel.record import Row
 from duel.states import FAILED, FINISHED, LOST, QUEUED, SKIPPED, TERMINAL
 from duel.status import LaunchRecord, Owner, Progress, Status, plain
 
-NOBODY = Owner()
 _ROW_FILE = re.compile(r"[0-9]{3,6}\.json")
-_HALF_MADE = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9._-]*\.[0-9]{1,9}")  # as ``Run.create`` calls it
-MOST_LOSS = 1e300  # an integer beyond it is no float; NaN is left out, too
-NOBODY = Owner()  # holds a run until somebody says so
+_HALF_MADE = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9._-]*\.[0-9]{1,9}")  # as ``Run.create`` names it
+MOST_LOSS = 1e300  # beyond it an integer may not fit a float; the comparison leaves out NaN, too
+NOBODY = Owner()  # until a run has an owner
 LITTER_SECONDS = 24 * 3600.0
 
 
@@ -79,7 +78,7 @@ class Run:
         return self.folder / "evidence" / f"{number:03d}-{rank}.npz"
 
     def evidence_files(self, number: int) -> list[Path]:
-        """Those of all ranks of row ``number``, in order."""
+        """Return the files of all ranks of row ``number``, in order."""
         found = [
             path
             for path in (self.folder / "evidence").glob(f"{number:03d}-*.npz")
@@ -116,15 +115,15 @@ class Run:
         script: str | None = None,
         launch: LaunchRecord | None = None,
     ) -> None:
-        """Make the folder with all its planned rows, whole or not at all.
+        """Create the folder with all its planned rows, or nothing at all.
 
-        A folder that exists already is an error (OSError).
+        Raises OSError if the folder already exists.
         """
         new = Run(self.folder.with_name(f".{self.id}.{os.getpid()}"))
         status = Status(self.id, QUEUED, queued=utc(), updated=time.time(), owner=owner, target=target)
         try:
             new.rows_folder.mkdir(parents=True)
-            # Plainly: nobody looks until the folder has its name.
+            # Not atomically: nobody reads them until the folder has its final name.
             for number, row in enumerate(rows):
                 text = row.replace(run_id=self.id, row=number, status=QUEUED).to_json()
                 new.row_file(number).write_text(text, newline="")
@@ -143,7 +142,7 @@ class Run:
         write_atomically(self.row_file(row.row), row.to_json())
 
     def read_row(self, number: int) -> Row:
-        """Raises Damaged where its file is no row."""
+        """Read a row from its file. Raises Damaged if the file does not hold it."""
         path = self.row_file(number)
         row = Row.from_dict(files.read_object(path), path.name)
         if (row.run_id, row.row) != (self.id, number):
@@ -151,16 +150,16 @@ class Run:
         return row
 
     def write_status(self, **fields: Any) -> None:
-        """Change ``fields`` in status.json. Only the run's owner of the moment calls this."""
+        """Change ``fields`` in status.json. Only the run's current owner calls this."""
         changed = dataclasses.replace(self.stored_status(), **fields, updated=time.time())
         write_atomically(self.status_file, _text(dataclasses.replace(changed, run_id=self.id)))
 
     def write_launch(self, **fields: Any) -> None:
-        """Change ``fields`` in launch.json. Only the driver calls this. Raises Damaged where it is."""
+        """Change ``fields`` in launch.json. Only the driver calls this. Raises Damaged if the file is."""
         write_atomically(self.launch_file, _text(dataclasses.replace(self.launch(), **fields)))
 
     def launch(self) -> LaunchRecord:
-        """launch.json; empty for a script started by hand. Raises Damaged where it is, or is another version's."""
+        """Return launch.json; empty for a script started by hand. Raises Damaged if damaged or of another version."""
         try:
             return files.read_record(self.launch_file, LaunchRecord)
         except FileNotFoundError:
@@ -168,22 +167,22 @@ class Run:
 
     @property
     def group(self) -> str:
-        """What both sides of a pair have in common, through all attempts; by hand the id without its framework."""
+        """What both sides of a pair share, through all attempts; for a run by hand, its id without the framework."""
         try:
             pair = self.launch().pair
-        except Damaged:  # which 'status' shows; no reason not to measure
+        except Damaged:  # 'status' shows it; no reason not to measure
             pair = ""
         return pair or self.id.partition("_")[2]
 
     def settle(self, **status: Any) -> None:
-        """Write the run's end, and that of each row which has none yet."""
+        """Write the end of the run, and of each row that has none yet."""
         self.write_status(ended=utc(), phase="", progress=Progress(), **status)
         for row in self.rows():
             ran = row.started is not None
             self.write_row(row.replace(ended=row.ended or utc()) if ran else row)
 
     def stored_status(self) -> Status:
-        """status.json as it is; ``lost`` where there is none, or it is damaged."""
+        """Return status.json as it is; ``lost`` if it is missing or damaged."""
         try:
             stored = files.read_record(self.status_file, Status)
         except FileNotFoundError:
@@ -193,22 +192,22 @@ class Run:
         return dataclasses.replace(stored, run_id=self.id)
 
     def status(self) -> Status:
-        """status.json made true: a state whose owner has died is ``lost``."""
+        """Return status.json brought up to date: ``lost`` if its owner has died."""
         return self.stored_status().true()
 
     def rows(self) -> list[Row]:
-        """All planned rows, made true: a row that is not at its end although its run is takes the run's state."""
+        """Return all planned rows, brought up to date: a row without an end takes the state of its ended run."""
         status = self.status()
         rows = []
         try:
             names = sorted(name for name in os.listdir(self.rows_folder) if _ROW_FILE.fullmatch(name))
-        except OSError:  # there is none, or no folder
+        except OSError:  # missing, or not a folder
             names = []
         for name in names:
             number = int(name.partition(".")[0])
             try:
                 row = self.read_row(number)
-            except FileNotFoundError:  # gone since, or a link to nowhere
+            except FileNotFoundError:  # removed since, or a dangling link
                 continue
             except Damaged as error:
                 row = Row(run_id=self.id, row=number, status=LOST, cause=f"damaged: {error}", why="infrastructure")
@@ -219,7 +218,7 @@ class Run:
         return rows
 
     def events(self) -> tuple[list[dict[str, Any]], int]:
-        """The lines of metrics.jsonl, and how many could not be read (a kill can tear the last one)."""
+        """Return the events in metrics.jsonl, and how many lines could not be read (a kill can tear the last one)."""
         events, torn = [], 0
         try:
             text = files.read(self.metrics, files.LOG_BYTES).decode(errors="replace")
@@ -237,7 +236,7 @@ class Run:
         return events, torn
 
     def losses(self) -> list[float]:
-        """The opening losses that metrics.jsonl has."""
+        """Return the opening losses in metrics.jsonl."""
         found = [event.get("loss") for event in self.events()[0] if event["event"] == "loss"]
         return [float(loss) for loss in found if isinstance(loss, int | float) and abs(loss) < MOST_LOSS]
 
@@ -248,7 +247,7 @@ def _text(record: Any) -> str:
 
 @dataclass(frozen=True)
 class Results:
-    """The whole folder."""
+    """The whole results folder."""
 
     folder: Path
 
@@ -258,32 +257,32 @@ class Results:
 
     @property
     def device_lock(self) -> Path:
-        """Held by the one run that may measure outside Slurm: two at once would share the cores and void both.
+        """Held by the one run that may measure outside Slurm: two at once would share the cores and invalidate both.
 
-        Small proofs, of which nothing is timed, share it.
+        Small proofs, in which nothing is timed, share it.
         """
         return self.folder / ".measuring.lock"
 
     @property
     def driver_lock(self) -> Path:
-        """Held by the one driver that submits."""
+        """Held by the one driver that is submitting."""
         return self.folder / ".submitting.lock"
 
     @property
     def intent(self) -> Path:
-        """What the driver is about to submit, and in what order; gone once all of it is."""
+        """What the driver is about to submit, in order; removed once all of it is submitted."""
         return self.folder / ".submitting.json"
 
     def run(self, run_id: str) -> Run:
-        """The folder of ``run_id``. Raises UserError for what cannot be a run id."""
+        """Return the folder of ``run_id``. Raises UserError if it cannot be a run id."""
         if not RUN_ID.fullmatch(run_id):
             raise UserError(
-                f"run id {run_id!r}: 1 to 96 letters, digits, '.', '_' and '-' are valid, no '-' or '.' first"
+                f"run id {run_id!r}: must be 1 to 96 letters, digits, '.', '_' and '-', not starting with '-' or '.'"
             )
         return Run(self.folder / "runs" / run_id)
 
     def runs(self) -> list[Run]:
-        """Every run, oldest first."""
+        """Return every run, oldest first."""
         try:
             names = [name for name in os.listdir(self.folder / "runs") if RUN_ID.fullmatch(name)]
         except (FileNotFoundError, NotADirectoryError):
@@ -292,9 +291,9 @@ class Results:
         return [run for run in found if os.path.isdir(run.folder)]  # False for a link to itself, where Path may raise
 
     def remove_litter(self) -> None:
-        """Remove what a driver that was killed within ``Run.create`` has left.
+        """Remove what a driver that was killed within ``Run.create`` left behind.
 
-        A process of another machine may have the number of a dead one here: what is younger than a day is left.
+        A pid that is dead here may be alive on another machine, so anything younger than a day stays.
         """
         try:
             entries = [entry for entry in os.scandir(self.folder / "runs") if _HALF_MADE.fullmatch(entry.name)]
@@ -304,12 +303,12 @@ class Results:
             pid = int(entry.name.rpartition(".")[2])
             try:
                 old = time.time() - entry.stat(follow_symlinks=False).st_mtime > LITTER_SECONDS
-            except FileNotFoundError:  # it has its name by now
+            except FileNotFoundError:  # it has its final name by now
                 continue
             if old and entry.is_dir(follow_symlinks=False) and process_started(pid) is None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def by_time(run_id: str) -> tuple[str, str]:
-    """Sorts run ids by their stamp, the part behind the first '-'."""
+    """Sort key for run ids: the time stamp, which follows the first '-'."""
     return run_id.partition("-")[2], run_id

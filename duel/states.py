@@ -1,4 +1,4 @@
-"""The words for where a run or a row stands."""
+"""The states of a run or a row."""
 
 QUEUED, RUNNING = "queued", "running"
 FINISHED, FAILED, CANCELLED, LOST, SKIPPED = "finished", "failed", "cancelled", "lost", "skipped"

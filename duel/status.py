@@ -1,4 +1,4 @@
-"""status.json and launch.json as types: what a run is doing, and what was done to start it."""
+"""Types of status.json and launch.json: what a run is doing, and what was done to start it."""
 
 import dataclasses
 import json
@@ -16,53 +16,53 @@ from duel.states import LOST, QUEUED, RUNNING, STATES
 LOST_AFTER_SECONDS = 120.0
 HEARTBEAT_SECONDS = 5.0
 
-# Why a run or a row did not finish. What is done about it hangs on this alone, never on the words beside it.
+# Why a run or a row did not finish. What is done about it depends on this alone, never on the text of the cause.
 CAUSES = (
-    "input",  # a mistake in what was asked for
-    "disproved",  # it measured what it was not asked to measure
+    "input",  # a mistake in the request
+    "disproved",  # it did not measure what it was asked to
     "code",  # an error of the program
     "out of memory",
-    "killed",  # by SIGKILL: where memory ran out, this is what the kernel does
-    "told to end",  # by a signal; who sent it, and why, only Slurm knows
+    "killed",  # by SIGKILL, as the kernel does when memory runs out
+    "told to end",  # by a signal; only Slurm knows who sent it, and why
     "warned",  # Slurm's signal before a time limit or a preemption
     "time limit",
     "infrastructure",
     "preempted",
     "cancelled",
     "never ran",
-    "completed",  # Slurm calls the job completed, and the run has not reported its end
+    "completed",  # Slurm calls the job completed, but the run has not reported its end
 )
 State = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(STATES)})$")]
 Why = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(CAUSES)})$")]
-Second = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # since 1970, or of a duration
+Second = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # since 1970, or a duration
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a status: a process, or Slurm's queue."""
+    """The owner of a status: a process, or Slurm's queue."""
 
     host: str = ""
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
-    started: str | None = None  # as ``duel.files.process_started`` gives it
-    slurm_job_name: str = ""  # waits in Slurm's queue under this name
+    started: str | None = None  # as ``duel.files.process_started`` returns it
+    slurm_job_name: str = ""  # the name under which the run waits in Slurm's queue
 
     def alive(self, age: float) -> bool:
-        """Whether it still holds the status, whose last report was ``age`` s ago."""
+        """Whether it still holds the status, last updated ``age`` s ago."""
         if self.slurm_job_name:
-            return True  # only Slurm can deny it
+            return True  # only Slurm could tell otherwise
         if self.host == os.uname().nodename:
             return self.pid > 0 and process_started(self.pid) == str(self.started)
         return age < LOST_AFTER_SECONDS
 
 
 def this_process() -> Owner:
-    """Enough to ask later whether this process still lives."""
+    """Return enough to check later whether this process is still alive."""
     return Owner(os.uname().nodename, os.getpid(), process_started(os.getpid()))
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a phase has come: of its steps, and what they give."""
+    """How far a phase has come: its steps, and what they yield."""
 
     step: int | None = None
     loss: float | None = None
@@ -74,12 +74,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Status:
-    """What a run is doing. It is rewritten whole, by one owner at a time."""
+    """What a run is doing. It is rewritten as a whole, by one owner at a time."""
 
     run_id: str = ""
     state: State = "lost"
     format: int = FORMAT
-    queued: str = ""  # UTC, ISO 8601, as the other times
+    queued: str = ""  # UTC, ISO 8601, like the other times
     started: str = ""
     ended: str = ""
     updated: Second = 0.0  # s since 1970
@@ -92,18 +92,18 @@ class Status:
     phase_started: Second = 0.0  # s since 1970
     row: int | None = None
     progress: Progress = Progress()
-    cause: str = ""  # in words, of an end that is not ``finished``
+    cause: str = ""  # in words, for any end but ``finished``
     why: Why | None = None
     exit_code: int | None = None
     wandb: str = ""
 
     @property
     def age(self) -> float:
-        """Seconds since its last report."""
+        """Seconds since its last update."""
         return max(0.0, time.time() - self.updated)
 
     def true(self) -> "Status":
-        """The same, but ``lost`` where whoever held it has died."""
+        """Return the same status, but ``lost`` if its owner has died."""
         if self.state not in (QUEUED, RUNNING) or self.owner.alive(self.age):
             return self
         doing = "started" if self.state == QUEUED else "ended"
@@ -113,7 +113,7 @@ class Status:
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """What Slurm last reported of a run's job, with what that means (``duel.launch.queue.Verdict``)."""
+    """What Slurm last reported about a run's job, and what that means (``duel.launch.queue.Verdict``)."""
 
     state: str = ""
     kind: str = ""
@@ -127,23 +127,23 @@ class SlurmWord:
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """What the driver did to start a run. It is empty for a script that was started by hand."""
+    """What the driver did to start a run; empty for a script started by hand."""
 
     format: int = FORMAT
     job: Job | None = None
-    pair: str = ""  # what both sides have in common, through all attempts
-    after: str = ""  # the run that this one is another attempt of
-    code: str = ""  # digest of what jobs run
+    pair: str = ""  # what both sides share, through all attempts
+    after: str = ""  # the earlier attempt that this run follows
+    code: str = ""  # digest of the code that jobs run
     user: str = ""
-    cluster: str = ""  # Slurm's name of the cluster that took the job
+    cluster: str = ""  # Slurm's name for the cluster that took the job
     slurm_job_id: str = ""
     sent: str = ""
     adopted: str = ""  # why the job was looked for
-    refused: str = ""  # sbatch's own words
+    refused: str = ""  # sbatch's message
     slurm: SlurmWord | None = None
 
 
 def plain(record: Any) -> dict[str, Any]:
-    """A record as JSON has it, without what is empty."""
+    """Return a record as JSON has it, without empty values."""
     found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(record)))
     return {name: value for name, value in found.items() if value not in (None, "", {})}

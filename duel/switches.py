@@ -1,4 +1,4 @@
-"""The switches of both frameworks: what each is, where it exists, and what proves that it was in force."""
+"""The switches of both frameworks: what each does, where it exists, and what proves that it was in force."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Images
 
 OFF, ON = "off", "on"
-AS_PASSED = "as passed"  # nothing that could be looked at shows whether it was obeyed
+AS_PASSED = "as passed"  # nothing observable shows whether it was in force
 TRAINING, PER_SAMPLE, INFERENCE = "training", "per_sample_gradients", "inference"  # modules of use cases
 
 
@@ -17,10 +17,10 @@ def _has_images(benchmark: Benchmark) -> bool:
 
 @dataclass(frozen=True)
 class Switch:
-    """One switch of one framework, on the ``device_kinds``, for the ``modules`` and benchmarks that have it.
+    """One switch of one framework, and the ``device_kinds``, ``modules`` and benchmarks that have it.
 
-    The first of ``values`` is what a newcomer gets; ``counts``: a number from 1 on is valid, too. ``proof`` is what
-    shows that it was in force, ``AS_PASSED`` where nothing does.
+    The first of ``values`` is what a newcomer gets; with ``counts``, a number from 1 on is valid, too. ``proof`` is
+    what shows that it was in force, ``AS_PASSED`` if nothing does.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Switch:
     modules: tuple[str, ...] = (TRAINING, PER_SAMPLE, INFERENCE)
     suits: Callable[[Benchmark], bool] = lambda benchmark: True
     needs: str = ""  # a switch that must be on
-    excludes: str = ""  # one that must not
-    searched: bool = True  # whether it may be turned to make a step faster
+    excludes: str = ""  # a switch that must not be on
+    searched: bool = True  # whether 'tune' may turn it
 
     def takes(self, value: str) -> bool:
         return value in self.values or (self.counts and re.fullmatch(r"[1-9]\d{0,5}", value) is not None)
@@ -89,7 +89,7 @@ SWITCHES: tuple[Switch, ...] = (
         for kind, more in (("cpu", ()), ("gpu", ("efficient", "cudnn")))
     ),
     Switch(
-        *("opacus", "pytorch", "per-sample gradients by the hooks of that library", "its class"),
+        *("opacus", "pytorch", "per-sample gradients through Opacus's hooks", "its class"),
         modules=(PER_SAMPLE,),
         excludes="compile",
     ),
@@ -100,7 +100,7 @@ SWITCHES: tuple[Switch, ...] = (
             device_kinds=(kind,),
             modules=(TRAINING, INFERENCE),
             suits=lambda benchmark: benchmark.attention,
-            searched=bool(more),  # on a processor both are the same
+            searched=bool(more),  # on a CPU both are the same
         )
         for kind, more in (("cpu", ()), ("gpu", ("cudnn",)))
     ),
@@ -112,13 +112,13 @@ SWITCHES: tuple[Switch, ...] = (
     ),
     *(
         Switch(
-            *("convolution", "jax", "how other convolutions are written: by XLA, or some as matrix products" + words),
+            *("convolution", "jax", "how other convolutions are written: by XLA, or some as matrix products" + suffix),
             proof="names in the program",
             values=("framework", "products", *more),
             modules=modules,
             suits=_has_images,
         )
-        for modules, words, more in (
+        for modules, suffix, more in (
             ((TRAINING, PER_SAMPLE), ", or their gradients as well", ("gradients",)),
             ((INFERENCE,), "", ()),
         )
@@ -144,7 +144,7 @@ SWITCHES: tuple[Switch, ...] = (
 
 
 def applicable(framework: str, benchmark: str, use_case: int, device_kind: str | None) -> dict[str, Switch]:
-    """The switches of ``framework`` that there are for this; without a ``device_kind`` on any."""
+    """Return by name the switches of ``framework`` that apply here, on any device if ``device_kind`` is None."""
     return {
         switch.name: switch
         for switch in SWITCHES
@@ -156,7 +156,7 @@ def applicable(framework: str, benchmark: str, use_case: int, device_kind: str |
 
 
 def default_value(name: str) -> str:
-    """What a newcomer gets of the switch ``name``. Raises ValueError for an unknown one."""
+    """Return the value of switch ``name`` that a newcomer gets. Raises ValueError if it is unknown."""
     for switch in SWITCHES:
         if switch.name == name:
             return switch.values[0]

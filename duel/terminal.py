@@ -1,7 +1,7 @@
-"""What is printed: on a terminal by rich, with colour and in place; elsewhere as few plain lines.
+"""Output: through rich on a terminal, in colour and redrawn in place; elsewhere as few plain lines.
 
-Nothing that was read from anywhere reaches a terminal with its control characters. NO_COLOR and TERM=dumb are obeyed
-(by rich).
+No text that was read from anywhere reaches a terminal with its control characters. rich respects NO_COLOR and
+TERM=dumb.
 """
 
 import os
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.table import Table as RichTable
 
-PLAIN_WIDTH = 80  # of tables in pipes and files
+PLAIN_WIDTH = 80  # of tables written to pipes and files
 GAP = 2  # between two columns
-INDENT = 4  # of a last column that has a line of its own
-NARROWEST = 36  # a last column with less room than this gets a line of its own
+INDENT = 4  # of a last column moved to separate lines
+NARROWEST = 36  # a last column with less room than this moves to separate lines
 
 STYLES = {
     "running": "cyan",
@@ -37,12 +37,12 @@ STYLES = {
 
 
 def say(text: str) -> None:
-    """Print a line, or several, at once."""
+    """Print one or more lines, and flush them."""
     print(printable(text), flush=True)
 
 
 def warn(text: str) -> None:
-    """The same on standard error."""
+    """Do the same on standard error."""
     print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -51,7 +51,7 @@ def is_terminal() -> bool:
 
 
 def can_redraw() -> bool:
-    """Whether what was printed can be replaced in place."""
+    """Whether printed text can be replaced in place."""
     return is_terminal() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
 
 
@@ -59,8 +59,8 @@ def can_redraw() -> bool:
 class Table:
     """Columns of text, the last of which may be long, between a title and lines of prose.
 
-    ``head`` is empty for a table without columns. ``folded`` columns are broken to fit, and share what the others
-    leave; ``right`` ones are aligned on the right.
+    ``head`` is empty for a table without columns. ``folded`` columns are wrapped into the width that the others
+    leave; ``right`` ones are right-aligned.
     """
 
     head: Sequence[str]
@@ -71,7 +71,7 @@ class Table:
     title: Sequence[str] = ()
 
     def __str__(self) -> str:
-        """Plain, for pipes and files; unbroken, but for ``folded`` columns."""
+        """Return plain text for pipes and files, where only ``folded`` columns are wrapped."""
         text = [printable(line) for line in self.title]
         if self.head:
             widths = self._widths(PLAIN_WIDTH)
@@ -85,11 +85,11 @@ class Table:
 
     @property
     def _cells(self) -> list[list[str]]:
-        """The lines, each cell in one line."""
+        """The lines, with each cell on one line."""
         return [[printable(cell.replace("\n", " ")) for cell in row] for row in self.lines]
 
     def _widths(self, room: int) -> list[int]:
-        """The width of each column: as wide as its text, and ``folded`` ones as the ``room`` allows."""
+        """Return the width of each column: that of its text, or for ``folded`` ones what the ``room`` allows."""
         widths = [max(map(len, column)) for column in zip(self.head, *self._cells, strict=True)]
         left = room - GAP * (len(widths) - 1) - sum(w for place, w in enumerate(widths) if place not in self.folded)
         for number, place in enumerate(sorted(self.folded, key=lambda place: widths[place])):
@@ -105,9 +105,9 @@ class Table:
         return (" " * GAP).join(padded).rstrip()
 
     def rich(self, width: int) -> "Group":
-        """For a terminal of ``width`` columns, with states in their colours.
+        """Render for a terminal of ``width`` columns, with states in their colours.
 
-        A last column without room has lines of its own, so that names stay whole.
+        A last column without room moves to separate lines, so that names stay whole.
         """
         from rich.console import Group
 
@@ -138,7 +138,7 @@ class Table:
         return grid
 
     def _stacked(self, widths: Sequence[int], room: int) -> "list[RenderableType]":
-        """The last cell of each row below the others where it is longer than ``room``."""
+        """Put the last cell of a row below the others if it is longer than ``room``."""
         from rich.padding import Padding
         from rich.text import Text
 
@@ -159,7 +159,7 @@ class Table:
 
 
 def prose(text: str, style: str = "") -> "RenderableType":
-    """A line for a terminal, broken between words and as far indented as it begins."""
+    """Return a line for a terminal, wrapped between words with its indentation kept."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -168,12 +168,12 @@ def prose(text: str, style: str = "") -> "RenderableType":
 
 
 def plain(parts: Sequence[Table | str]) -> str:
-    """``parts`` as pipes and files get them."""
+    """Return ``parts`` as plain text, for pipes and files."""
     return "\n".join(str(part) if isinstance(part, Table) else printable(part) for part in parts)
 
 
 def show(*parts: Table | str) -> None:
-    """Print tables, and lines that stay in one piece because they are to be copied, as standard output takes them."""
+    """Print tables, and lines that are never wrapped so that they can be copied, as standard output takes them."""
     if not is_terminal():
         print(plain(parts), flush=True)
         return
@@ -188,7 +188,7 @@ def show(*parts: Table | str) -> None:
 
 
 def show_file(text: str | bytes) -> None:
-    """Write the text of a file to standard output: as it is, but what a terminal would obey."""
+    """Write the text of a file to standard output: unchanged, except for what a terminal would obey."""
     if isinstance(text, str):
         text = text.encode()
     if is_terminal():

@@ -1,7 +1,7 @@
-"""results/tuned/<device>.json: the switches that 'main.py tune' found to be the fastest; ``--mode tuned`` turns them.
+"""results/tuned/<device>.json: the switches that 'main.py tune' found to be the fastest; ``--mode tuned`` sets them.
 
-A choice is of one framework, benchmark, size, precision, module, product and number of samples on a device: use cases
-of many devices take what was found on one.
+A choice is for one framework, benchmark, size, precision, module, product and number of samples on a device: use cases
+with many devices take what was found on one.
 """
 
 import json
@@ -20,7 +20,7 @@ POINT = ("framework", "benchmark", "size", "precision", "module", "product", "sa
 
 @dataclass(frozen=True)
 class Trial:
-    """A row of a search: a mode, and its throughput; None where it did not run."""
+    """A row of a search: a mode, and its throughput, None if it did not run."""
 
     mode: str
     throughput: float | None
@@ -28,7 +28,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a search came to at one point of one side, and what that stands on: all its trials, in order."""
+    """What a search chose for one point of one side, and the evidence for it: all its trials, in order."""
 
     framework: str
     benchmark: str
@@ -36,10 +36,10 @@ class Choice:
     precision: str
     module: str
     product: str | None
-    samples: int  # a step, on each device
+    samples: int  # per step, on each device
     mode: str
     trials: list[Trial]
-    seconds: float  # that they took
+    seconds: float  # that the trials took
     framework_version: str
     code_sha256: str
     cpus: int | None
@@ -51,13 +51,13 @@ class Choice:
 
     @property
     def count(self) -> int:
-        """Modes that were tried."""
+        """The number of modes that were tried."""
         return len({trial.mode for trial in self.trials})
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A file of them."""
+    """The file with all choices for a device."""
 
     device_name: str
     choices: list[Choice] = field(default_factory=list)
@@ -68,7 +68,7 @@ def path(results: Path, device_name: str) -> Path:
 
 
 def read(file: Path) -> Tuned | None:
-    """None where there is no such file. Raises Damaged where it is not one of ours."""
+    """Return the choices in ``file``, None if it does not exist. Raises Damaged if it is not one of ours."""
     try:
         found = read_record(file, Tuned)
     except FileNotFoundError:
@@ -82,7 +82,7 @@ def read(file: Path) -> Tuned | None:
 
 
 def keep(results: Path, device_name: str, choice: Choice) -> None:
-    """Put ``choice`` into the device's file, in the place of the one for that point. Raises Damaged as ``read``."""
+    """Store ``choice`` in the device's file, replacing the one for the same point. Raises Damaged like ``read``."""
     file = path(results, device_name)
     file.parent.mkdir(exist_ok=True)
     with locked(file.with_name(f".{file.name}.lock"), wait=True):
@@ -94,7 +94,7 @@ def keep(results: Path, device_name: str, choice: Choice) -> None:
 
 
 def fastest(trials: Sequence[Trial]) -> str:
-    """The mode whose first trial was the fastest; ``default`` where none ran."""
+    """Return the mode whose first trial was the fastest, ``default`` if none ran."""
     first: dict[str, float] = {}
     for trial in trials:
         first.setdefault(trial.mode, trial.throughput or 0.0)
@@ -103,7 +103,7 @@ def fastest(trials: Sequence[Trial]) -> str:
 
 
 def chosen(trials: Sequence[Trial]) -> str:
-    """The fastest mode, if it was faster than ``default`` each time that both were measured again; else ``default``."""
+    """Return the fastest mode if it beat ``default`` each time both were measured again, else ``default``."""
     best = fastest(trials)
     again: dict[str, list[float]] = {}
     for place, trial in enumerate(trials):
@@ -114,9 +114,9 @@ def chosen(trials: Sequence[Trial]) -> str:
 
 
 def found_for(row: Row, results: Path) -> tuple[str | None, str]:
-    """The mode that stands for ``tuned`` in ``row``, None where nobody searched; and how it was found, in words.
+    """Return the mode that ``tuned`` stands for in ``row``, None without a search, and a text on how it was found.
 
-    Raises Damaged where the device's file is not one of ours.
+    Raises Damaged if the device's file is not one of ours.
     """
     file = path(results, str(row.device_name))
     stored, where = read(file), f"results/tuned/{file.name}"
@@ -130,11 +130,11 @@ def found_for(row: Row, results: Path) -> tuple[str | None, str]:
     choice = next((one for one in stored.choices if one.point == point), None)
     if choice is None:
         return None, f"not searched in {where}, the set for a {row.device_kind}"
-    said = [f"the best of {choice.count} by {choice.run_id}"]
+    notes = [f"the best of {choice.count} by {choice.run_id}"]
     if choice.framework_version != row.framework_version:
-        said.append(f"of {choice.framework} {choice.framework_version}, this is {row.framework_version}")
+        notes.append(f"of {choice.framework} {choice.framework_version}, this is {row.framework_version}")
     if choice.code_sha256 != row.code_sha256:
-        said.append("of other code")
+        notes.append("of other code")
     if choice.cpus != row.cpus:
-        said.append(f"of {choice.cpus} CPUs, this has {row.cpus}")
-    return choice.mode, "; ".join(said)
+        notes.append(f"of {choice.cpus} CPUs, this has {row.cpus}")
+    return choice.mode, "; ".join(notes)

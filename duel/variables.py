@@ -1,8 +1,8 @@
 """Environment variables that a framework, its compiler or its math library obeys: part of what is measured.
 
-Nobody's shell decides a comparison: a script unsets these variables before the target's set-up lines run, and lists
-in ``GIVEN`` what those lines have exported by its end. ``run.py`` takes out what that list lacks; called by hand it
-has no list and takes out all of them. What reaches the measured process is in its row.
+No user's shell decides a comparison: a script unsets these variables before the target's set-up lines run, and at its
+end lists in ``GIVEN`` what those lines exported. ``run.py`` removes whatever is not on that list; started by hand it
+has no list and removes all of them. What reaches the measured process is recorded in its row.
 """
 
 import json
@@ -45,8 +45,8 @@ OBEYED = {
         *("PYTHON_JIT", "PYTHON_GIL", "PYTHON_PERF_JIT_SUPPORT"),
     ),
 }
-# Not of this kind: they say which devices, or which part of one, a job has been given, and with whom it computes.
-# Slurm, a container's runtime or a TPU host's platform sets them, and without them a job would take what is not its.
+# These are different: they say which devices, or which part of one, a job was given, and with which hosts it computes.
+# Slurm, a container runtime or a TPU host's platform sets them; without them a job would take devices not its own.
 ALLOCATED = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_*", "NVIDIA_VISIBLE_DEVICES"),
     *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
@@ -56,8 +56,8 @@ ALLOCATED = (
 )
 FOREIGN = ("TF_CLI_*", "TF_VAR_*", "TF_LOG*")  # Terraform's
 LEFT = (*ALLOCATED, *FOREIGN)
-# Each is obeyed by one framework alone, so none of them reaches what is timed, whoever sets it: both sides follow the
-# CPUs that the process may use, and the switch 'threads' sets those for both.
+# Only one framework obeys each of these, so none reaches what is timed, whoever sets it: both sides follow the CPUs
+# that the process may use, and the switch 'threads' sets those for both.
 THREADS = (
     *OBEYED["threads"],
     *("MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS"),
@@ -76,7 +76,7 @@ def is_secret(name: str) -> bool:
 
 
 def obeyed(names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that change what is computed, or how fast, in their order."""
+    """Return those of ``names`` that change what is computed, or how fast, in their order."""
     return [
         name
         for name in names
@@ -85,7 +85,7 @@ def obeyed(names: Iterable[str]) -> list[str]:
 
 
 def take_out(environment: MutableMapping[str, str]) -> list[str]:
-    """Remove from ``environment`` what changes a measurement and was not given by the target; the names removed."""
+    """Remove from ``environment`` what changes a measurement and the target did not set; return the names removed."""
     given = environment.get(GIVEN, "").split()
     removed = [name for name in obeyed(sorted(environment)) if name not in given]
     for name in removed:
@@ -94,10 +94,10 @@ def take_out(environment: MutableMapping[str, str]) -> list[str]:
 
 
 def record(environment: Mapping[str, str]) -> str:
-    """The column ``variables`` of a process with this ``environment``, as JSON, without what Duel sets.
+    """Return the column ``variables`` of a process with this ``environment``, as JSON, without what Duel sets.
 
-    Name to value, under "target" for what the target gave and under "unnamed" for the rest: what a sitecustomize or a
-    wrapper of the interpreter has set. Values of names that look like a secret's are not in it.
+    It maps names to values, under "target" for what the target set and under "unnamed" for the rest: what a
+    sitecustomize or an interpreter wrapper set. Values of names that look like a secret's are not recorded.
     """
     given, own = environment.get(GIVEN, "").split(), environment.get(OWN, "").split()
     found: dict[str, dict[str, str]] = {}
@@ -109,7 +109,7 @@ def record(environment: Mapping[str, str]) -> str:
 
 
 def recorded(text: str | None) -> dict[str, str]:
-    """Name to value of what a row's column ``variables`` has, whoever set it."""
+    """Return names and values of all variables in a row's column ``variables``, whoever set them."""
     found: dict[str, str] = {}
     for values in json.loads(text or "{}").values():
         found |= values
@@ -117,5 +117,5 @@ def recorded(text: str | None) -> dict[str, str]:
 
 
 def unnamed(text: str | None) -> list[str]:
-    """Names in a row's column ``variables`` that neither the target nor Duel has set."""
+    """Return the names in a row's column ``variables`` that neither the target nor Duel set."""
     return list(json.loads(text or "{}").get("unnamed", {}))

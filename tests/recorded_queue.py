@@ -16,15 +16,15 @@ NODE_IS_DOWN = "ReqNodeNotAvail, UnavailableNodes:h100-2"
 NODES_ARE_DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 SAID_BY_SQUEUE = {
     "completed": (ENDED, reasons.COMPLETED, "completed"),
-    "code-1": (ENDED, reasons.CODE, "its script ended with exit code 1"),
-    "code-3": (ENDED, reasons.CODE, "its script ended with exit code 3"),
-    "code-137": (ENDED, reasons.CODE, "its script ended with exit code 137"),
-    "code-200": (ENDED, reasons.CODE, "its script ended with exit code 200"),
-    "signal-9": (ENDED, reasons.CODE, "its script was ended by signal 9"),
+    "code-1": (ENDED, reasons.CODE, "its script failed with exit code 1"),
+    "code-3": (ENDED, reasons.CODE, "its script failed with exit code 3"),
+    "code-137": (ENDED, reasons.CODE, "its script failed with exit code 137"),
+    "code-200": (ENDED, reasons.CODE, "its script failed with exit code 200"),
+    "signal-9": (ENDED, reasons.CODE, "its script was killed by signal 9"),
     "no-log-folder": (
         ENDED,
         reasons.NEVER_RAN,
-        "never ran: Slurm could not open its log file; is its folder there?",
+        "never ran: Slurm could not open its log file; does its folder exist?",
     ),
     "timed-out": (ENDED, reasons.TIME_LIMIT, "reached its time limit"),
     "cancelled": (ENDED, reasons.CANCELLED, "cancelled"),
@@ -50,21 +50,21 @@ SAID_BY_SQUEUE = {
         "",
         f"waits for nodes that are taken, reserved, drained or down: see 'sinfo -R' ({NODES_ARE_DOWN})",
     ),
-    "held": (BLOCKED, "", "blocked: it is held: 'scontrol release 9' lets it go (JobHeldUser)"),
+    "held": (BLOCKED, "", "blocked: it is held: release it with 'scontrol release 9' (JobHeldUser)"),
     "requeued-held": (
         BLOCKED,
         "",
-        "blocked: it is held: 'scontrol release 28' lets it go, once the cause is mended (job requeued in held state)",
+        "blocked: it is held: fix the cause, then release it with 'scontrol release 28' (job requeued in held state)",
     ),
     "special": (
         BLOCKED,
         "",
-        "blocked: it is held after its requeue, as a special case: 'scontrol release 29' lets it go",
+        "blocked: it is held after its requeue, as a special case: release it with 'scontrol release 29'",
     ),
     "too-long": (
         BLOCKED,
         "",
-        "blocked: its time limit is over the partition's: lower it or choose another partition (PartitionTimeLimit)",
+        "blocked: its time limit exceeds the partition's: lower it or choose another partition (PartitionTimeLimit)",
     ),
     "too-many-nodes": (
         BLOCKED,

@@ -118,7 +118,7 @@ def test_a_device_that_is_not_there_is_refused_and_by_hand_fails_its_row_with_wh
     main: Main, checkout: Path
 ) -> None:
     asked = (*MNIST, "--framework", "pytorch", "--device", "mps")
-    refused(main(*asked), "pytorch computes on mps on macOS only; take another --device")
+    refused(main(*asked), "pytorch supports mps on macOS only; choose another --device")
     assert not (checkout / "results" / "runs").exists()
     command = [interpreter("pytorch"), "pytorch/run.py", *MNIST, "--device", "mps"]
     done = subprocess.run(command, cwd=checkout, env=clean_environment(), capture_output=True, text=True, timeout=60)
@@ -137,14 +137,14 @@ def test_a_limit_that_is_no_number_of_seconds_is_refused(variable: str, text: st
     environment = clean_environment() | {variable: text}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"error: {variable}={text}: a number of seconds above 0 is valid\n"
+    assert done.stderr == f"error: {variable}={text}: expected a number of seconds above 0\n"
 
 
 def test_a_precision_that_the_device_lacks_is_a_skipped_row(main: Main, checkout: Path) -> None:
     done = main(*MNIST, "--precision", "tf32", "--framework", "jax", "--wait")
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = rows_of(checkout)
-    assert (row["status"], row["cause"]) == ("skipped", "tf32 exists on gpu only; this is a cpu")
+    assert (row["status"], row["cause"]) == ("skipped", "tf32 is supported on gpu only; this is a cpu")
 
 
 def test_a_terminal_without_unicode_gets_question_marks_and_no_traceback(main: Main, checkout: Path) -> None:
@@ -165,5 +165,5 @@ def test_what_a_validation_wrote_is_damaged_where_it_is_no_such_file(tmp_path: P
             parity.unfinished({"jax": run})
     run.parity.unlink()
     os.mkfifo(run.parity)
-    with pytest.raises(Damaged, match="is no regular file"):
+    with pytest.raises(Damaged, match="is not a regular file"):
         parity.unfinished({"jax": run})

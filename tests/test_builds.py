@@ -94,7 +94,7 @@ def test_pytorch_says_in_its_files_what_it_was_built_for(
 
 def test_mps_is_a_mac_s(tmp_path: Path) -> None:
     said = refusal(torch(tmp_path), "pytorch", "mps")
-    assert "pytorch computes on mps on macOS only; take another --device, or change 'device' of the target" in said
+    assert "pytorch supports mps on macOS only; choose another --device, or change 'device' of the target" in said
 
 
 def test_a_program_that_does_not_answer_the_question_is_left_alone(tmp_path: Path) -> None:

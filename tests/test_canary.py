@@ -59,7 +59,7 @@ def test_one_policy_is_not_taken_for_another(policy: str, real: str) -> None:
 
 def test_the_contradiction_is_said_with_the_measured_error() -> None:
     said = canary.contradiction(errors(3e-4), "fp32")
-    assert said.startswith("matmul is 3.0e-04 from float64, between 0e+00 and 1e-05 was expected; convolution is")
+    assert said.startswith("matmul is 3.0e-04 from float64, expected 0e+00 to 1e-05; convolution is")
     assert canary.contradiction(errors(float("nan")), "fp32")
     assert "scatter_add is 1.0e-03" in canary.contradiction(errors(3e-3) | {canary.SCATTER_ADD: 1e-3}, "bf16")
 
@@ -72,7 +72,7 @@ def test_a_gpu_before_ampere_lacks_two_policies() -> None:
     turing, ampere = (Device("gpu", "NVIDIA T4", 1, compute_capability=capability) for capability in ("7.5", "8.0"))
     lacks = {policy: preparing._lacks(turing, policy) for policy in PRECISIONS}
     assert {policy for policy, why in lacks.items() if why} == {"tf32", "bf16"}
-    assert lacks["bf16"] == "bf16 exists from compute capability 8.0 on; this is a NVIDIA T4 (7.5)"
+    assert lacks["bf16"] == "bf16 needs compute capability 8.0 or higher; this is a NVIDIA T4 (7.5)"
     assert not any(preparing._lacks(ampere, policy) for policy in PRECISIONS)
 
 

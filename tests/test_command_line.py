@@ -136,7 +136,7 @@ def test_the_command_duel_is_main_py_by_another_name(checkout: Path, tmp_path: P
     )
     assert made.returncode == 0, made.stderr
     command = tmp_path / "prefix" / "bin" / "duel"
-    for words, said in ((["help"], "usage: duel [OPTIONS]"), (["statsu"], "duel: error: there is no command 'statsu'")):
+    for words, said in ((["help"], "usage: duel [OPTIONS]"), (["statsu"], "duel: error: unknown command 'statsu'")):
         done = subprocess.run(
             [str(command), *words], cwd="/", env=clean_environment(), capture_output=True, text=True, check=False
         )

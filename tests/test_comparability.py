@@ -99,7 +99,7 @@ def test_whatever_differs_is_named_with_both_values(name: str) -> None:
         ({"foreign_load": 0.2}, "foreign_load (pytorch: 20%)"),
         (
             {"waited_seconds": 0.11},
-            "waited_seconds (pytorch: a step takes 0.11 s where it is waited for, 0.01 s within",
+            "waited_seconds (pytorch: a step takes 0.11 s when waited for, 0.01 s within",
         ),
         ({"restarts": 1}, "restarts (pytorch: 1)"),
         ({"status": FAILED, "cause": "out of memory"}, "status (pytorch: failed: out of memory)"),

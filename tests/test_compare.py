@@ -123,9 +123,9 @@ def test_bad_choices_are_named(results: Results) -> None:
     make_pair(results, STAMPS[1])
     with pytest.raises(UserError, match="a validation measures nothing"):
         chosen(results, validation.id)
-    with pytest.raises(UserError, match=r"no run 'jax_mnist_9' in .*near: jax_mnist_1-"):
+    with pytest.raises(UserError, match=r"no run 'jax_mnist_9' in .*did you mean jax_mnist_1-"):
         chosen(results, "jax_mnist_9")
-    with pytest.raises(UserError, match=rf"no run fits --group mnist; there are group: .*mnist_1-{STAMPS[1]}"):
+    with pytest.raises(UserError, match=rf"no run matches --group mnist; available: group: .*mnist_1-{STAMPS[1]}"):
         chosen(results, "--group", "mnist")
 
 
@@ -136,7 +136,7 @@ def test_a_side_that_has_not_finished_is_said_and_what_there_is_is_shown(results
     runs[1].write_row(runs[1].read_row(0).replace(status=status))
     said = printed(runs, results)
     assert f"{runs[1].id} is {status}; 'python main.py logs {runs[1].id} --follow' follows it" in said
-    assert f"no ratio: not all of it has finished: pytorch is {status}" in said
+    assert f"no ratio: not finished yet: pytorch is {status}" in said
     assert " 150 " in said
 
 

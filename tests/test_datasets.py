@@ -79,7 +79,7 @@ def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 # What was done to a file, the change, and what the message must say.
 DAMAGES = [
-    ("magic", LABELS, lambda b: struct.pack(">I", 2050) + b[4:], "magic number 2050; 2049 is"),
+    ("magic", LABELS, lambda b: struct.pack(">I", 2050) + b[4:], "magic number 2050; expected 2049"),
     ("short", IMAGES, lambda b: b[:-1], f"{16 + TRAIN * 784 - 1} bytes; its header promises {16 + TRAIN * 784}"),
     ("long", IMAGES, lambda b: b + b"x", f"{16 + TRAIN * 784 + 1} bytes; its header promises {16 + TRAIN * 784}"),
     ("header", IMAGES, lambda b: b[:9], "ends after 9 bytes, within its header of 16"),
@@ -160,7 +160,7 @@ def test_images_that_are_all_alike_are_refused(folder: Path) -> None:
 
 def test_an_unknown_data_set_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     for look in (datasets.load, datasets.check):
-        with pytest.raises(ValueError, match="'cifar' is not known; known: mnist"):
+        with pytest.raises(ValueError, match="unknown data set 'cifar'; valid: mnist"):
             look("cifar", tmp_path)
 
 

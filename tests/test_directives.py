@@ -94,14 +94,14 @@ def test_what_the_site_decides_or_forbids_is_not_added() -> None:
     [
         (
             "--partiton=gpu",
-            "--partiton is no option of sbatch that Duel knows (near: --partition); it is passed on as it",
+            "--partiton is not an sbatch option that Duel knows (near: --partition); it is passed on",
         ),
-        ("--zzz", "--zzz is no option of sbatch that Duel knows; it is passed on as it is"),
-        ("-Z 3", "-Z is no option of sbatch that Duel knows"),
-        ("--gpus-per-task=1", "--gpus-per-task: each process then sees fewer devices"),
-        ("--gpu-bind=closest", "--gpu-bind: each process then sees fewer devices"),
+        ("--zzz", "--zzz is not an sbatch option that Duel knows; it is passed on unchanged"),
+        ("-Z 3", "-Z is not an sbatch option that Duel knows"),
+        ("--gpus-per-task=1", "--gpus-per-task: each process sees fewer devices"),
+        ("--gpu-bind=closest", "--gpu-bind: each process sees fewer devices"),
         ("--requeue", "--requeue: a requeued measurement begins again"),
-        ("-a 1-4", "--array: each of its tasks is the whole job again"),
+        ("-a 1-4", "--array: each of its tasks repeats the whole job"),
         ("--export=NONE", "--export=NONE: srun then starts without the script's variables"),
     ],
 )

@@ -121,7 +121,7 @@ def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None:
     ("answer", "words"),
     [
         ("echo 'ImportError: libcudnn' >&2; exit 1", "ImportError: libcudnn"),
-        ("echo no json", "it does not list its devices: Expecting value"),
+        ("echo no json", "listing its devices failed: Expecting value"),
     ],
 )
 def test_devices_that_cannot_be_listed_are_a_failure(tmp_path: Path, answer: str, words: str) -> None:

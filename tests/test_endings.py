@@ -97,7 +97,7 @@ def test_a_run_whose_folder_was_moved_ends_with_one_line(
 
     assert supervised(results, monkeypatch, moved) == 1
     said = capsys.readouterr()
-    assert said.out.splitlines()[-1].endswith("is gone: it was moved or removed while the run went on")
+    assert said.out.splitlines()[-1].endswith("is gone: it was moved or removed during the run")
     assert "Traceback" not in said.out + said.err
 
 

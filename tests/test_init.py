@@ -146,15 +146,15 @@ def test_an_only_account_and_qos_are_written(describe: Describe, path: Path) -> 
         ("down", "its state is down"),
         ("resting", "its state is inactive"),
         ("leaving", "its state is drain"),
-        ("it's", "its name cannot stand in a directive as it is"),
+        ("it's", "its name cannot be used in a directive"),
         ("admin", "Slurm says RootOnly=YES"),
         ("booked", "Slurm says ReqResv=YES"),
         ("secret", "Slurm says Hidden=YES"),
-        ("staff", "sinfo shows no nodes of it: it has none, or it is hidden, or it is not for your groups"),
-        ("empty", "sinfo shows no nodes of it: it has none, or it is hidden, or it is not for your groups"),
-        ("physics", "it is not for your accounts or their QOS"),  # AllowAccounts
-        ("nochem", "it is not for your accounts or their QOS"),  # DenyAccounts
-        ("express", "it is not for your accounts or their QOS"),  # AllowQos
+        ("staff", "sinfo shows no nodes of it: it has none, is hidden, or is closed to your groups"),
+        ("empty", "sinfo shows no nodes of it: it has none, is hidden, or is closed to your groups"),
+        ("physics", "it is closed to your accounts or their QOS"),  # AllowAccounts
+        ("nochem", "it is closed to your accounts or their QOS"),  # DenyAccounts
+        ("express", "it is closed to your accounts or their QOS"),  # AllowQos
     ],
 )
 def test_what_cannot_be_used_is_left_out_with_its_reason(
@@ -211,7 +211,7 @@ def test_without_cons_tres_gpus_are_asked_for_as_gres_and_uncounted_memory_is_no
         ("DefMemPerCPU=1000", "DefMemPerCPU=7777", "DefMemPerCPU=1000"),
         ("DefMemPerNode=UNLIMITED", "DefMemPerCPU=1000", "DefMemPerCPU=1000"),
         ("DefMemPerNode=5000", "DefMemPerCPU=1000", "DefMemPerNode=5000"),
-        ("DefMemPerNode=UNLIMITED", "DefMemPerNode=UNLIMITED", "all that a node has"),
+        ("DefMemPerNode=UNLIMITED", "DefMemPerNode=UNLIMITED", "all of the node's memory"),
         ("DefMemPerCPU=9000", "DefMemPerNode=UNLIMITED", "DefMemPerCPU=9000"),
         ("DefMemPerCPU=7900", "DefMemPerNode=UNLIMITED", None),  # 8000 MB for each CPU
     ],
@@ -232,9 +232,9 @@ def test_memory_is_asked_for_where_the_default_is_not_about_a_cpus_part(
     ("scripts", "said"),
     [
         ({"sacctmgr": None}, "sacctmgr is not on the PATH"),
-        ({"sacctmgr": "echo 'Connection refused' >&2; exit 1"}, "sacctmgr says: Connection refused"),
-        ({"sacctmgr": "exit 3"}, "sacctmgr says: nothing, exit code 3"),
-        ({"sacctmgr": ""}, "sacctmgr says nothing of it"),
+        ({"sacctmgr": "echo 'Connection refused' >&2; exit 1"}, "sacctmgr failed: Connection refused"),
+        ({"sacctmgr": "exit 3"}, "sacctmgr failed: exit code 3"),
+        ({"sacctmgr": ""}, "sacctmgr printed nothing"),
         ({"sacctmgr": "exec /bin/sleep 20"}, "sacctmgr does not answer: "),
     ],
 )
@@ -244,7 +244,7 @@ def test_without_sacctmgr_accounts_are_not_known_and_that_is_said(
     if "sleep" in str(scripts):
         monkeypatch.setattr(init, "TIMEOUT_SECONDS", 0.5)
     found, words = describe(scripts)
-    line = f"- your accounts: add --account=... and --qos=... if the site wants them ({said}"
+    line = f"- your accounts: add --account=... and --qos=... if the site requires them ({said}"
     assert line in words
     assert f"# {line}" in path.read_text()
     assert "physics" in found.targets  # who may use it cannot be told
@@ -253,9 +253,9 @@ def test_without_sacctmgr_accounts_are_not_known_and_that_is_said(
 
 def test_without_scontrol_there_are_targets_and_that_is_said(describe: Describe, path: Path) -> None:
     found, words = describe({"scontrol": "echo 'slurm_load_ctl_conf error:  Zero Bytes' >&2; exit 1"})
-    for what in ("who may use a partition, and its memory", "the site's settings, as for memory"):
-        assert f"- {what} (scontrol says: slurm_load_ctl_conf error: Zero Bytes)" in words
-        assert f"# - {what} (scontrol says: slurm_load_ctl_conf error: Zero Bytes)" in path.read_text()
+    for what in ("who may use a partition, and its memory", "the site's settings, such as those for memory"):
+        assert f"- {what} (scontrol failed: slurm_load_ctl_conf error: Zero Bytes)" in words
+        assert f"# - {what} (scontrol failed: slurm_load_ctl_conf error: Zero Bytes)" in path.read_text()
     assert lines_of(found.targets["h100"])["gpus-per-node"] == "h100:{devices_per_node}"
     assert lines_of(found.targets["short"])["time"] == "00:01:00"
 
@@ -264,14 +264,14 @@ def test_what_slurm_cannot_say_is_listed_at_the_end(describe: Describe, path: Pa
     _, words = describe()
     for text in (words, path.read_text()):
         last = [line.removeprefix("# ") for line in text.splitlines()][-7:]
-        assert last == ["Not known, look at these:", *(f"- {each}" for each in init.ALWAYS_UNKNOWN)]
+        assert last == ["Unknown, please check:", *(f"- {each}" for each in init.ALWAYS_UNKNOWN)]
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
         (None, "sinfo is not on the PATH"),
-        ("echo 'Unable to contact slurm controller' >&2; exit 1", "sinfo says: Unable to contact slurm controller"),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", "sinfo failed: Unable to contact slurm controller"),
     ],
 )
 def test_without_slurm_nothing_is_written(describe: Describe, path: Path, script: str | None, said: str) -> None:
@@ -285,19 +285,19 @@ def test_without_slurm_nothing_is_written(describe: Describe, path: Path, script
 
 
 def test_without_a_partition_to_use_nothing_is_written(describe: Describe, path: Path) -> None:
-    with pytest.raises(UserError, match=r"(?s)no partition to make a target of.*partition p: its state is down"):
+    with pytest.raises(UserError, match=r"(?s)no usable partition.*partition p: its state is down"):
         describe(sinfo="p|down|infinite|1-infinite|3|64|512000|(null)|(null)\n")
     assert not path.exists()
 
 
 def test_a_file_that_is_there_is_kept(describe: Describe, path: Path) -> None:
     path.write_text(LOCAL_ONLY)
-    assert "the file that was there is now cluster.yaml.before\n" in describe()[1]
+    assert "the previous file is now cluster.yaml.before\n" in describe()[1]
     assert path.with_name("cluster.yaml.before").read_text() == LOCAL_ONLY
     # The same again: nothing would be lost.
-    assert "the file that was there" not in describe()[1]
+    assert "the previous file" not in describe()[1]
     path.write_bytes(b"\xff not even text")
-    assert "the file that was there is now cluster.yaml.before-2\n" in describe()[1]
+    assert "the previous file is now cluster.yaml.before-2\n" in describe()[1]
     assert path.with_name("cluster.yaml.before").read_text() == LOCAL_ONLY
     assert path.with_name("cluster.yaml.before-2").read_bytes() == b"\xff not even text"
 

@@ -59,7 +59,7 @@ def test_whatever_the_tools_say_the_file_can_be_used(
         try:
             init.init(path, lambda line: None)
         except UserError as error:
-            assert "Slurm shows no partition to make a target of" in str(error)
+            assert "Slurm shows no usable partition" in str(error)
             assert not path.exists()
             return
     for name, target in cluster.load(path).targets.items():

@@ -131,7 +131,7 @@ def test_a_rank_that_never_comes_is_waited_for_no_longer_than_said(checkout: Pat
     )
     assert said.returncode == 1
     (run,) = Results(checkout / "results").runs()
-    assert run.status().cause.startswith("rank 1 of 2 did not come to ")
+    assert run.status().cause.startswith("rank 1 of 2 did not connect to ")
     assert run.status().cause.endswith("within 2 s")
 
 
@@ -148,7 +148,7 @@ def test_a_launcher_that_starts_another_number_of_tasks_is_told_which(checkout: 
         check=False,
     )
     assert said.returncode == 2
-    assert "2 tasks are valid, one for each device of the job; the target starts 3" in said.stdout
+    assert "the job needs 2 tasks, one for each device; the target starts 3" in said.stdout
 
 
 def test_an_error_that_is_passed_on_again_and_again_is_told_once() -> None:
@@ -233,7 +233,7 @@ def test_what_cannot_be_shared_out_among_processes_is_skipped(monkeypatch: pytes
     assert measuring.measure(run, 1, tmp_path, None, "0", World(0, 2, 0, "127.0.0.1:1")) == 0
     row = run.read_row(1)
     assert (row.status, row.device_kind) == ("skipped", "tpu")
-    assert row.cause == "processes of one device each, together, exist for cpu and gpu; this is a tpu"
+    assert row.cause == "processes with one device each are supported on cpu and gpu only; this is a tpu"
 
 
 @pytest.mark.parametrize(("visible", "own"), [(None, [0, 1, 2]), ("0,1,2,3", [0, 1, 2]), ("2", [0, 0, 0])])
@@ -319,6 +319,6 @@ def test_the_plan_comes_first(main: Main, checkout: Path) -> None:
                 ("4 per_sample_gradients_multi", "2", "12"),
             )
         ),
-        ["36 rows by 12 scripts"],
+        ["36 rows in 12 scripts"],
     ]
     assert json.dumps(sorted(path.name for path in (checkout / "slurm_scripts").glob("*.sh"))).count("jax_") == 6

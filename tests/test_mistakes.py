@@ -92,7 +92,7 @@ MISTAKES = {
         [("var * (count / (count - 1))", "var")],
         "float64 sgd after bn1.running_var:",
     ),
-    "decay behind the momentum": (
+    "decay applied after the momentum": (
         "mnist",
         "training.py",
         [

@@ -38,7 +38,7 @@ def test_what_was_measured_again_is_said() -> None:
     rows = sides([1.5] * 4)
     more = [dataclasses.replace(rows[0], foreign_load=0.3), *rows]
     said = standing(outcomes(more), more)
-    assert said[-1] == "not counted: 1 that failed or were disturbed, and were measured again"
+    assert said[-1] == "not counted: 1 failed or disturbed, then measured again"
     assert "not counted" not in "".join(standing(outcomes(rows), rows))
 
 
@@ -107,11 +107,11 @@ def test_one_pair_that_is_not_comparable_bars_all_of_them() -> None:
 
 
 def test_what_neither_side_can_do_has_its_reason() -> None:
-    rows = [dataclasses.replace(row, status=SKIPPED, cause="tf32 exists on gpu only") for row in sides([1.5])]
+    rows = [dataclasses.replace(row, status=SKIPPED, cause="tf32 is supported on gpu only") for row in sides([1.5])]
     (found,) = outcomes(rows)
-    assert found.verdict == "no ratio: skipped on both sides: tf32 exists on gpu only"
+    assert found.verdict == "no ratio: skipped on both sides: tf32 is supported on gpu only"
     (found,) = outcomes([rows[0], sides([1.5])[1]])
-    assert found.verdict == f"no ratio: {NOT_COMPARABLE}: status (jax: skipped: tf32 exists on gpu only)"
+    assert found.verdict == f"no ratio: {NOT_COMPARABLE}: status (jax: skipped: tf32 is supported on gpu only)"
 
 
 @pytest.mark.parametrize(

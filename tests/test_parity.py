@@ -165,7 +165,7 @@ def test_a_failed_or_damaged_certificate_verifies_nothing(tmp_path: Path) -> Non
     for text, words in {
         json.dumps(failed): "do NOT compute the same: float64 layers fc1",
         good[:20]: "damaged",
-        json.dumps(json.loads(good) | {"format": 2}): "is of format 2; this version of Duel reads 1",
+        json.dumps(json.loads(good) | {"format": 2}): "has format 2; this version of Duel reads 1",
     }.items():
         path.unlink()  # a new file, so that its time differs
         path.write_text(text)

@@ -130,7 +130,7 @@ class Code:
         ("list.pth", "holds no dict of tensors, but list; valid"),
         ("mixed.pth", "holds no dict of tensors: 'epoch' is int; valid"),
         ("text.safetensors", "is damaged, or no safetensors file"),
-        ("absent.pth", "there is no such file; valid: 'pretrained', a checkpoint in torchvision's format"),
+        ("absent.pth", "no such file; valid: 'pretrained', a checkpoint in torchvision's format"),
     ],
 )
 def test_what_is_no_checkpoint_is_said_in_one_line_and_not_executed(
@@ -169,7 +169,7 @@ def test_what_is_no_checkpoint_is_said_in_one_line_and_not_executed(
             MNIST,
             "torchvision has none for mnist; valid: resnet50, vit_b16, mobilenet_v3_small, efficientnet_b0, or a file",
         ),
-        (TINY_VIT, "torchvision's are for size full, and the preset takes size tiny"),
+        (TINY_VIT, "torchvision's are for size full, but the preset uses size tiny"),
     ],
 )
 def test_pretrained_says_where_there_is_nothing_to_take(

@@ -125,7 +125,7 @@ def test_what_is_published_again_is_added_and_nothing_is_taken_out(results: Resu
     folder = results.folder / "published" / "cpu"
     (line,) = points.read(folder / "ratios.csv")
     assert (line.sessions, line.pairs, line.interval) == (3, 12, "over 3 sessions")
-    with pytest.raises(UserError, match="all that could be is there already"):
+    with pytest.raises(UserError, match="everything that could be is already there"):
         publish(results, first, *others)
 
 
@@ -158,7 +158,7 @@ def test_a_ratio_stands_on_the_certificate_beside_it(results: Results) -> None:
     file = results.folder / "parity" / "mnist-full-cpu.json"
     file.write_text(json.dumps(CERTIFICATE | {"code_sha256": "d" * 64}))
     newer = rows([1.2] * 4, pair="p2", use_case=5, group="other", run_id="paired_mnist_5-a", code_sha256="d" * 64)
-    with pytest.raises(UserError, match=r"paired_mnist_1-a, which is published there, is of other code, "):
+    with pytest.raises(UserError, match=r"paired_mnist_1-a, already published there, has other code, "):
         publish(results, newer)
     (published_file,) = (results.folder / "published" / "cpu" / "parity").iterdir()
     assert json.loads(published_file.read_text()) == CERTIFICATE
@@ -171,15 +171,15 @@ def test_a_folder_is_of_one_device(results: Results) -> None:
     other = rows([1.2] * 4, pair="p2", group="other", run_id="paired_mnist_1-b", device_name="another")
     more = rows([1.3] * 4, pair="p3", group="more", run_id="paired_mnist_1-c")
     said = publish(results, other, more)
-    words = "measured on another, the folder is of some processor: another --name is valid"
+    words = "measured on another, but the set is of some processor: choose another --name"
     assert said == [f"left out: paired_mnist_1-b: {words}", "results/published/cpu: 16 rows, 8 of them new"]
 
 
 @pytest.mark.parametrize(
     ("ratios", "change", "words"),
     [
-        ([1.5], {"preset": "smoke"}, "preset smoke, in turn: --paired with standard or publication is valid"),
-        ([1.5] * 4, {"git_dirty": True}, "the code that ran was no commit"),
+        ([1.5], {"preset": "smoke"}, "preset smoke, in turn: --paired and preset standard or publication are needed"),
+        ([1.5] * 4, {"git_dirty": True}, "the code that ran was not committed"),
     ],
 )
 def test_what_claims_nothing_is_left_out_with_its_reason(
@@ -194,7 +194,7 @@ def test_what_claims_nothing_is_left_out_with_its_reason(
 
 def test_bad_names_are_refused(results: Results) -> None:
     for name in ("../cpu", "CPU", "", "a b"):
-        with pytest.raises(UserError, match="small letters, digits"):
+        with pytest.raises(UserError, match="lower-case letters, digits"):
             published.publish(name, results, print)
 
 

@@ -130,7 +130,7 @@ def test_what_sacct_printed_means_the_same(stand_in: StandIn, calls: Callable[[]
     assert jobs["no-log-folder"].exit_code == "0:53"
     assert (jobs["first-in-line"].nodes, jobs["first-in-line"].start) == ("", "")
     assert answer.notes == [
-        "the queue cannot be asked: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+        "the queue is unavailable: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     ]
     assert (answer.controller, answer.accounting) == (False, True)
     assert calls() == (1, 1)
@@ -158,7 +158,7 @@ def test_a_requeued_job_is_alive_although_the_accounting_has_its_earlier_end(sta
         "preempted by a job of higher priority",
     )
     assert not answer.controller  # so the caller knows that this may not be the last word
-    assert answer.notes == ["the queue cannot be asked: slurm_load_jobs error: Socket timed out on send/recv operation"]
+    assert answer.notes == ["the queue is unavailable: slurm_load_jobs error: Socket timed out on send/recv operation"]
 
 
 def test_the_latest_of_several_records_counts_whatever_their_order(stand_in: StandIn) -> None:
@@ -191,7 +191,7 @@ def test_accounting_that_does_not_answer_is_a_note(recording: str, words: str, s
     stand_in("sacct", recorded(recording), code=1)
     answer = ask(["root"], NOW, never)
     assert set(by_name(answer)) == set(SAID_BY_SQUEUE)
-    assert answer.notes == [f"the accounting cannot be asked: {words}"]
+    assert answer.notes == [f"the accounting is unavailable: {words}"]
     assert (answer.controller, answer.accounting) == (True, False)
 
 
@@ -252,8 +252,8 @@ def test_tools_that_are_not_here_are_notes(stand_in: StandIn) -> None:
     assert answer == Answer(
         [],
         [
-            "the queue cannot be asked: squeue: No such file or directory",
-            "the accounting cannot be asked: sacct: No such file or directory",
+            "the queue is unavailable: squeue: No such file or directory",
+            "the accounting is unavailable: sacct: No such file or directory",
         ],
         controller=False,
         accounting=False,
@@ -262,7 +262,7 @@ def test_tools_that_are_not_here_are_notes(stand_in: StandIn) -> None:
 
 def test_a_tool_that_fails_without_a_word(stand_in: StandIn) -> None:
     stand_in("squeue", code=3)
-    assert ask(["root"], NOW, always).notes == ["the queue cannot be asked: squeue ended with exit code 3"]
+    assert ask(["root"], NOW, always).notes == ["the queue is unavailable: squeue failed with exit code 3"]
 
 
 def test_a_tool_that_hangs_is_ended_with_all_that_it_started(
@@ -274,7 +274,7 @@ def test_a_tool_that_hangs_is_ended_with_all_that_it_started(
     begin = time.monotonic()
     answer = ask(["root"], NOW, always)
     assert time.monotonic() - begin < 30
-    assert answer.notes == ["the queue cannot be asked: squeue has not answered for 1 s"]
+    assert answer.notes == ["the queue is unavailable: squeue has not answered for 1 s"]
     assert not answer.controller
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 10
@@ -297,8 +297,8 @@ def test_a_user_whom_the_machine_does_not_know_costs_the_others_nothing(
     answer = ask(["root", "no such user", "with\0zero"], NOW, always)
     assert set(by_name(answer)) == set(SAID_BY_SQUEUE)
     assert answer.notes == [
-        "no jobs can be asked for of 'no such user': no user of this machine",
-        "no jobs can be asked for of 'with\\x00zero': no user of this machine",
+        "cannot look up jobs of 'no such user': no such user on this machine",
+        "cannot look up jobs of 'with\\x00zero': no such user on this machine",
     ]
     assert "--user=root" in (tmp_path / "squeue.arguments").read_text().splitlines()
     assert ask([str(os.getuid())], NOW, always).controller  # a uid, where there is no name

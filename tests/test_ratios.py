@@ -112,7 +112,7 @@ def test_each_order_counts_alike_however_often_it_was_measured() -> None:
 
 def test_too_few_pairs_give_no_interval() -> None:
     for pairs in ([[Pair(0.1, True)]], [[Pair(0.1, True), Pair(0.1, False)]] * 2):
-        with pytest.raises(ValueError, match=r"pairs; of one session and order at least two are needed"):
+        with pytest.raises(ValueError, match=r"pairs; at least two of one session and order are needed"):
             ratio(pairs)
 
 

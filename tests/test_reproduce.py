@@ -71,7 +71,7 @@ def test_one_more_session_agrees_where_it_lies_in_the_prediction_interval(
 
 def test_nothing_is_stated_without_sessions_or_without_a_ratio(study: Study) -> None:
     chosen = reproduce.points(study, [], None)
-    assert reproduce.judge(chosen[1], again(1.1))[1] == "no statement: it was published of too few sessions"
+    assert reproduce.judge(chosen[1], again(1.1))[1] == "no statement: it was published from too few sessions"
     assert reproduce.judge(chosen[0], None) == ("", "no statement: nothing was measured")
     (barred,) = outcomes(judged([dataclasses.replace(row, restarts=1) for row in session([1.5] * 2, 20.0, **FULL)]))
     assert reproduce.judge(chosen[0], barred)[1].startswith("no statement: NOT COMPARABLE: restarts")

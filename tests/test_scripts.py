@@ -295,7 +295,7 @@ def test_no_value_breaks_out_of_its_word(root: str, python: str, data: str, proj
     ["/opt/my duel", "/opt/a;b", "/opt/a#b", "/opt/a'b", '/opt/a"b', "/opt/%j", "/opt/a\\b", "/opt/a\nb", "/\u2028"],
 )
 def test_a_checkout_whose_path_cannot_stand_in_a_directive_is_refused_on_slurm(root: str) -> None:
-    with pytest.raises(UserError, match="cannot stand in an #SBATCH line"):
+    with pytest.raises(UserError, match="cannot appear in an #SBATCH line"):
         script.render(make_job(target="h100"), TARGETS["h100"], Path(root))
     assert script.render(make_job(target="h100"), changed("h100", without=["--output"]), Path(root))
 

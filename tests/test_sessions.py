@@ -250,7 +250,7 @@ def test_sessions_share_the_pairs_and_begin_apart(main: Main) -> None:
     asked = ("--benchmark", "mnist,gcn", "--use_case", "1", "--paired", "--sessions", "3", "--spacing", "90m")
     said = main(*asked, "--dry_run")
     assert said.returncode == 0, said.stderr
-    assert "24 rows by 6 scripts" in said.stdout
+    assert "24 rows in 6 scripts" in said.stdout
     assert "3 sessions, 1.5 h from the start of one to the next" in said.stdout
     for name in ("", "_session_2", "_session_3"):
         assert f"slurm_scripts/paired_mnist_1_pairs_2{name}.sh" in said.stdout
@@ -321,10 +321,10 @@ def test_here_the_first_session_runs_and_those_that_wait_say_until_when(main: Ma
     [
         (["--sessions", "3"], "--sessions needs --paired"),
         (["--paired", "--spacing", "2h"], "--spacing needs --sessions"),
-        (["--paired", "--sessions", "3", "--spacing", "5m"], "time '5m': hours or minutes such as 2h or 90m are valid"),
-        (["--paired", "--sessions", "3", "--spacing", "2"], "time '2': hours or minutes such as 2h or 90m are valid"),
+        (["--paired", "--sessions", "3", "--spacing", "5m"], "time '5m': give hours or minutes, such as 2h or 90m"),
+        (["--paired", "--sessions", "3", "--spacing", "2"], "time '2': give hours or minutes, such as 2h or 90m"),
         (["--paired", "--sessions", "3", "--spacing", "9999h"], "to 336h"),
-        (["--paired", "--sessions", "0"], "number '0': whole numbers from 1 to"),
+        (["--paired", "--sessions", "0"], "number '0' is not a whole number from 1 to"),
     ],
 )
 def test_what_sessions_need_is_said(main: Main, more: list[str], words: str) -> None:

@@ -203,11 +203,11 @@ def test_what_the_sites_have_that_duel_does_not_know_is_remarked_and_kept(
         said[path.stem] = [words for lines in groups for words in directives.warnings(lines)]
     assert {name: len(words) for name, words in said.items() if words} == {"fir": 1, "ginkgo": 3, "hazel": 2, "ivy": 2}
     assert said["fir"][0].startswith(
-        "--tasks-per-node is no option of sbatch that Duel knows (near: --ntasks-per-node)"
+        "--tasks-per-node is not an sbatch option that Duel knows (near: --ntasks-per-node)"
     )
-    assert said["hazel"][0].startswith("--clusters: Duel asks this cluster alone")
+    assert said["hazel"][0].startswith("--clusters: Duel asks only this cluster")
     assert said["hazel"][1].startswith("--requeue: a requeued measurement begins again")
-    assert said["ivy"][0].startswith("--ivy-fabric is no option of sbatch that Duel knows; it is passed on as it is")
+    assert said["ivy"][0].startswith("--ivy-fabric is not an sbatch option that Duel knows; it is passed on unchanged")
     assert said["ivy"][1].startswith("--export=NONE: srun then starts without")
 
 

@@ -70,7 +70,7 @@ def test_the_submitted_bytes_are_the_file_s_and_the_job_waits_in_words(site: Sit
         assert "begin" in status["slurm"]["words"]
     site.main("cancel", "--state", "queued")
     assert {status["state"] for status in site.statuses().values()} == {"cancelled"}
-    assert "no run fits --state queued; there are state: cancelled" in site.main(
+    assert "no run matches --state queued; available: state: cancelled" in site.main(
         "cancel", "--state", "queued", expect=2
     )
     assert "name the runs to cancel" in site.main("cancel", expect=2)
@@ -197,10 +197,10 @@ def test_damaged_and_newer_records_are_said_and_hide_nothing(site: Site) -> None
     (jax.folder / "launch.json").write_text('{"half')
     (pytorch.folder / "status.json").write_text('{"format": 99, "state": "dancing"}')
     said = site.main("status")
-    assert "is of another version of Duel (format 99; this one reads 1)" in said
+    assert "was written by another version of Duel (format 99; this one reads 1)" in said
     assert jax.id in said
     site.results.intent.write_text('{"format": 99, "runs": {}, "since": 0}')
-    assert "of another version of Duel (format 99" in site.main(*MNIST, expect=2)
+    assert "by another version of Duel (format 99" in site.main(*MNIST, expect=2)
     site.results.intent.write_text("{")
     assert ".submitting.json is damaged" in site.main(*MNIST)
 

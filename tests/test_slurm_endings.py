@@ -28,7 +28,7 @@ def test_scancel_ends_a_run_as_cancelled_and_only_its_name_starts_it_again(site:
     status = site.statuses()[run.id]
     assert status["cause"] == "ended by SIGTERM"
     site.wait(lambda: "ended by SIGTERM: cancelled" in site.main("status"))  # Slurm may still be ending it
-    assert "again only by name" in site.main("resubmit")
+    assert "retried only by name" in site.main("resubmit")
     assert len(site.results.runs()) == 1
     assert "attempt 2 of 3" in site.main("resubmit", run.id)
     again = site.results.runs()[-1]

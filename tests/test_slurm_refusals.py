@@ -59,11 +59,11 @@ def test_jobs_for_drained_nodes_are_sent_with_a_word_on_the_nodes_and_wait(site:
     site.target(*GPU)
     drain(site, "h100-1", "h100-2")
     said = site.main(*MNIST)
-    (warning,) = [line for line in said.splitlines() if line.startswith("warning: Slurm has no place for this now ")]
+    (warning,) = [line for line in said.splitlines() if line.startswith("warning: Slurm has no nodes for this now ")]
     assert (
         "(Requested node configuration is not available): h100-1, h100-2 idle+drain (disk is failing, since" in warning
     )
-    assert warning.endswith("; the jobs are sent all the same, and wait")
+    assert warning.endswith("; the jobs are sent anyway, and wait")
     assert "refuses" not in said
     statuses = site.statuses().values()
     assert {status["state"] for status in statuses} == {"queued"}
@@ -88,7 +88,7 @@ def test_a_job_for_two_nodes_of_which_one_is_drained_is_sent(site: Site) -> None
         ("--gres=gpu:h100:5", "no node has 5 gpu of type h100"),
         ("--mem=9000G", "no node has 9000G of memory"),
         ("--cpus-per-task=9", "no node has 9 CPUs"),
-        ("--nodes=3", "there are 2 nodes"),
+        ("--nodes=3", "there are only 2 nodes"),
     ],
 )
 def test_what_no_node_ever_has_is_refused_while_nodes_are_drained_too(site: Site, line: str, why: str) -> None:
@@ -123,7 +123,7 @@ def test_a_controller_that_is_gone_has_refused_nothing(site: Site) -> None:
     driver = site.popen("main.py", *MNIST)
     assert driver.stdout is not None
     said = ""
-    while "; again in 5 s" not in said:
+    while "; retrying in 5 s" not in said:
         line = driver.stdout.readline()
         assert line, said
         said += line
@@ -132,9 +132,9 @@ def test_a_controller_that_is_gone_has_refused_nothing(site: Site) -> None:
     assert driver.returncode == 130
     assert said.count("Slurm did not answer: Unable to contact slurm controller") == 1  # two scripts, one question
     assert "refuses" not in said
-    assert "the same command goes on where this one stopped" in said
+    assert "the same command continues where this one stopped" in said
     site.start_controller()
-    assert "going on with the submission of 2 jobs" in site.main(*MNIST)
+    assert "continuing the submission of 2 jobs" in site.main(*MNIST)
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
 
 
@@ -161,7 +161,7 @@ def test_a_machine_without_a_slurm_conf_is_told_so_before_anything_is_written(si
     (tmp_path / "slurm.conf").touch()
     said = site.main(*MNIST, expect=2, SLURM_CONF=str(tmp_path / "slurm.conf"))
     assert "Slurm did not answer: " in said
-    assert "Unable to process configuration file; call main.py where sbatch knows its cluster" in said
+    assert "Unable to process configuration file; run main.py where sbatch knows its cluster" in said
     assert "refuses" not in said
     assert not site.results.runs()
     assert not site.results.intent.exists()
@@ -192,7 +192,7 @@ def test_what_a_submit_limit_leaves_over_waits_and_the_same_command_sends_it(sit
     assert {status["state"] for status in site.statuses().values()} == {"queued"}
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=-1")
     said = site.main(*FOUR)
-    assert "going on with the submission of 4 jobs\n" in said
+    assert "continuing the submission of 4 jobs\n" in said
     assert not site.results.intent.exists()
     assert site.results.runs() == runs
     assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)
@@ -214,7 +214,7 @@ def test_resubmit_sends_what_waits_as_the_runs_that_they_are(
     assert f"1 of 2 were sent; Slurm takes no more now ({word})" in site.main(*MNIST, expect=2)
     limit(site.slurm, kind, name, f"{option}=-1")
     said = site.main("resubmit")
-    assert "all 2 jobs of that submission are sent" in said
+    assert "all 2 jobs of that submission have been sent" in said
     assert "attempt 2" not in said
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
     assert len(site.results.runs()) == 2
@@ -226,7 +226,7 @@ def test_what_waits_can_be_cancelled_and_the_same_command_then_begins_anew(site:
     site.main(*MNIST, expect=2)
     site.main("cancel", "--state", "queued")
     assert {status["state"] for status in site.statuses().values()} == {"cancelled"}
-    assert "again only by name" in site.main("resubmit")
+    assert "retried only by name" in site.main("resubmit")
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=-1")
     before = site.results.runs()
     site.main(*MNIST)

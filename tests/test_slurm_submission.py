@@ -23,7 +23,7 @@ def test_a_controller_that_hangs_while_jobs_are_sent_makes_neither_two_of_them_n
     driver = site.popen("-c", SUBMIT, "2")
     assert driver.stdout is not None
     said = ""
-    while "may have gone in" not in said:  # sbatch has given up, and the controller has its message
+    while "may have been submitted" not in said:  # sbatch has given up, and the controller has its message
         line = driver.stdout.readline()
         assert line, said
         said += line
@@ -42,7 +42,7 @@ def test_a_controller_that_hangs_or_is_gone_makes_no_run_lost(site: Site) -> Non
     site.main(*MNIST, "--framework", "jax")
     site.slurm.pause_controller()
     said = site.main("status")
-    assert "not known: the queue cannot be asked" in said
+    assert "not known: the queue is unavailable" in said
     assert " queued " in said
     site.slurm.resume_controller()
     site.slurm.stop_controller()
@@ -64,11 +64,11 @@ def test_nothing_is_sent_while_there_is_no_controller_and_the_same_command_sends
     assert driver.returncode == -signal.SIGINT
     assert site.main("status").count("Slurm does not answer") == 2
     site.start_controller()
-    assert site.main("status").count("the same command goes on with it") == 2
+    assert site.main("status").count("the same command continues it") == 2
     again = site.popen("-c", SUBMIT, "2")
     said = again.communicate(timeout=120)[0]
     assert again.returncode == 0, said
-    assert "going on with the submission of 2 jobs" in said
+    assert "continuing the submission of 2 jobs" in said
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
 
 
@@ -96,7 +96,7 @@ def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Sit
     site.wait(lambda: job_id not in site.slurm.run("squeue", "-a", "-t", "all", "-h", "-o", "%i").stdout.split())
     said = site.main("status")
     assert " lost " in said
-    assert "the accounting cannot be asked" in said
+    assert "the accounting is unavailable" in said
     site.slurm.start_accounting()
     assert "attempt 2 of 3" in site.main("resubmit")
 
@@ -202,7 +202,7 @@ def test_no_more_jobs_are_sent_than_the_target_takes_at_once(site: Site) -> None
     site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n")
     driver = site.popen("-c", SUBMIT, "2")
     assert driver.stdout is not None
-    assert "1 jobs are there, and the target takes 1" in driver.stdout.readline()
+    assert "1 jobs are in Slurm, and the target allows 1" in driver.stdout.readline()
     assert len(site.jobs()) == 1
     driver.kill()
     driver.communicate()
@@ -238,7 +238,7 @@ def losing_sbatch(site: Site, after: str) -> str:
 def test_a_message_that_got_lost_is_sent_again(site: Site) -> None:
     site.target(*CPU, more=losing_sbatch(site, "rm {flag}"))
     said = site.main(*MNIST)
-    assert said.count("It may have gone in all the same: looking for it") == 1
+    assert said.count("It may have been submitted anyway: looking for it") == 1
     assert said.count("not sent, ") == 1
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
     assert len(site.results.runs()) == 2
@@ -258,11 +258,11 @@ def test_messages_that_get_lost_for_long_leave_runs_that_the_same_command_sends(
     driver = site.popen("-c", IMPATIENT, *MNIST)
     said = driver.communicate(timeout=120)[0]
     assert driver.returncode == 2, said
-    assert "the same command goes on with it later" in said
+    assert "the same command sends it later" in said
     assert {status["state"] for status in site.statuses().values()} == {"queued"}
     assert not site.jobs()
     (site.folder / "losing").unlink()
     runs = site.results.runs()
-    assert "going on with the submission of 2 jobs" in site.main(*MNIST)
+    assert "continuing the submission of 2 jobs" in site.main(*MNIST)
     assert site.results.runs() == runs
     assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)

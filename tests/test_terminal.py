@@ -169,7 +169,7 @@ def test_what_one_side_alone_has_measured_is_shown_with_why_the_rest_failed(resu
     for number in (6, 7):
         run.write_row(run.read_row(number).replace(status=FAILED, cause="out of memory"))
     said = piped(COMPARE, results).splitlines()
-    assert said[1] == "mnist (full, fp32), inference: nothing to compare, there are only rows of jax"
+    assert said[1] == "mnist (full, fp32), inference: nothing to compare, only rows of jax"
     assert [line.split() for line in said[9:12]] == [["32", "100"], ["64", "failed"], ["128", "failed"]]
     assert "2 points: jax failed: out of memory" in said
 

@@ -91,8 +91,8 @@ def test_pytorch_without_torch_xla_is_refused_before_anything_is_sent(main: Main
     interpreter("pytorch")
     path = checkout / "cluster.yaml"
     path.write_text(path.read_text().replace("pytorch: null", "pytorch: .venv/pytorch/bin/python"))
-    said = "'.venv/pytorch/bin/python' has no torch_xla, and pytorch computes on a tpu with it only; "
-    remedy = "name an interpreter that has it, or null, or take --framework jax"
+    said = "'.venv/pytorch/bin/python' has no torch_xla, which pytorch needs to compute on a tpu; "
+    remedy = "name an interpreter that has it, or null, or use --framework jax"
     refused(
         main(*MNIST, "--target", "tpu", "--framework", "pytorch"),
         f"cluster.yaml: targets.tpu.python.pytorch: {said}{remedy}",

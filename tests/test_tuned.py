@@ -145,7 +145,7 @@ def test_a_file_of_another_device_is_not_taken(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("{", "is damaged: "),
-        ("[]", "it holds no JSON object"),
+        ("[]", "it is not a JSON object"),
         ('{"format": 2, "device_name": "x", "choices": []}', "another version"),
         ('{"device_name": "x", "choices": [{}]}', "is damaged: "),
         (json.dumps({"device_name": "x", "choices": [UNKNOWN]}), "unknown mode 'fast'"),

@@ -225,7 +225,7 @@ def test_a_troubled_server_costs_bounded_time_and_no_data(
     assert server.losses(job.run.id) == losses
     assert (server.runs[job.run.id]["exit_code"], server.runs[job.run.id]["summary"]["jax/throughput"]) == (0, 3.5)
     requests = len(server.requests)
-    assert sync(job.run, server.url) == (True, "uploaded before")
+    assert sync(job.run, server.url) == (True, "already uploaded")
     assert len(server.requests) == requests
     job.keeps_the_secret()
 
@@ -245,7 +245,7 @@ def test_a_run_that_goes_on_is_uploaded_again_and_nothing_twice(server: Server, 
         job.log(0, 500)  # more than the 32 KiB after which wandb writes
         (file,) = job.run.folder.glob("wandb/offline-run-*/*.wandb")
         size = grown(file, 0)
-        so_far = "uploaded as far as it is written; it goes on, so call again"
+        so_far = "uploaded what is written so far; it is still running, so sync again later"
         assert sync(job.run, server.url) == (True, so_far)
         first = server.losses(job.run.id)
         assert first == [step / 2 for step in range(len(first))]
@@ -259,7 +259,7 @@ def test_a_run_that_goes_on_is_uploaded_again_and_nothing_twice(server: Server, 
         assert sync(job.run, server.url) == (True, "uploaded")
         assert server.losses(job.run.id) == [step / 2 for step in range(1000)]
         assert server.runs[job.run.id]["exit_code"] == 0
-        assert sync(job.run, server.url) == (True, "uploaded before")
+        assert sync(job.run, server.url) == (True, "already uploaded")
 
 
 def test_a_killed_run_is_uploaded_as_far_as_it_got(server: Server, sync: Sync, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_killed_run_is_uploaded_as_far_as_it_got(server: Server, sync: Sync, t
         until = time.monotonic() + 30
         while sync(job.run, server.url) != (
             True,
-            "uploaded before",
+            "already uploaded",
         ):  # wandb's own process outlives it and still writes
             assert time.monotonic() < until
         losses = server.losses(job.run.id)
@@ -291,7 +291,7 @@ def test_a_run_outlives_a_crash_of_wandb(server: Server, tmp_path: Path) -> None
         job.log(20, 40)
         job.finish()
         assert job.seconds < BOUND_SECONDS
-        assert "given up" in job.note
+        assert "gave up" in job.note
         assert "metrics.jsonl has everything" in job.note
 
 

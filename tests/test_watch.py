@@ -110,12 +110,12 @@ def test_a_slice_of_a_gpu_is_known_by_what_cuda_calls_it_too(nvml: StandIn) -> N
     found = watch.columns([watch.block()], items=10)
     assert found["mig"] is True
     assert found["missing"]["joules_per_item"].startswith("the device is a MIG slice")
-    assert watch.untold.startswith("throttling and other processes (NVML: device 0 is a NVIDIA H100 80GB HBM3, and not")
+    assert watch.untold.startswith("throttling and other processes (NVML: device 0 is a NVIDIA H100 80GB HBM3, not")
 
 
 def test_on_several_devices_only_the_first_is_asked(nvml: StandIn) -> None:
     nvml.joules = iter([1000] * 9)
-    assert Watch(Device("gpu", NAME, 1), World(0, 2)).untold == "what befell the other ranks"
+    assert Watch(Device("gpu", NAME, 1), World(0, 2)).untold == "conditions on the other ranks"
 
 
 def test_energy_is_the_counter_s_difference(nvml: StandIn, clock: SimpleNamespace) -> None:

@@ -107,7 +107,7 @@ def test_one_command_plans_all_its_modes(main: Main) -> None:
     said = main(*asked, "--paired", "--device", "cpu", "--dry_run")
     assert said.returncode == 0, said.stderr
     assert [line.split()[3] for line in said.stdout.splitlines() if line.startswith("resnet50 ")] == CPU
-    assert "64 rows by 8 scripts" in said.stdout
+    assert "64 rows in 8 scripts" in said.stdout
     assert "paired_resnet50_1_default_with_compile_cpu.sh" in said.stdout
 
 
@@ -115,8 +115,8 @@ def test_one_command_plans_all_its_modes(main: Main) -> None:
     ("more", "words"),
     [
         (["--device", "cpu"], "--mode waterfall needs --paired"),
-        (["--paired"], "--device cpu|gpu|tpu|mps is needed here, or targets.local.device in"),
-        (["--paired", "--device", "tpu"], "waterfall: tuned turns no switch of train_single of resnet50 on a tpu"),
+        (["--paired"], "set --device cpu|gpu|tpu|mps, or targets.local.device in"),
+        (["--paired", "--device", "tpu"], "waterfall: tuned changes no switch of train_single of resnet50 on a tpu"),
     ],
 )
 def test_what_a_waterfall_needs_is_said(main: Main, more: list[str], words: str) -> None:

@@ -24,5 +24,5 @@ def test_a_workspace_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(UserError, match="no key of Weights & Biases here"):
+    with pytest.raises(UserError, match="no Weights & Biases key here"):
         workspace.save("somebody", "duel")

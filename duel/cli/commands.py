@@ -1,6 +1,6 @@
-"""What each command does, with the options that ``duel.cli`` has checked. Each returns the exit code.
+"""The commands, with options that ``duel.cli`` has checked. Each returns the exit code.
 
-Everything heavy is imported by the command that needs it, so that --help answers at once.
+Heavy modules are imported by the command that needs them, so that --help answers at once.
 """
 
 import argparse
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from duel.launch.views import Snapshot
     from duel.results import Results, Run
 
-REFRESH_SECONDS = 30  # of a report that follows runs
+REFRESH_SECONDS = 30  # for a report that follows runs
 
 
 def submit(args: argparse.Namespace, results: "Results") -> int:
@@ -59,13 +59,13 @@ def compare(args: argparse.Namespace, results: "Results") -> int:
 
 
 def print_comparison(runs: "list[Run]", results: "Results") -> None:
-    """What ``--wait`` ends with, and all that ``compare`` does."""
+    """Print the comparison: the end of ``--wait``, and all that ``compare`` does."""
     from duel.launch import cluster
     from duel.report import compare
 
     try:
         default = cluster.load(ROOT / "cluster.yaml").default
-    except UserError:  # records are read without it; a command then names its target
+    except UserError:  # records can be read without it; commands then name their target
         default = None
     terminal.show(*compare.report(runs, results, default))
 
@@ -102,7 +102,7 @@ def cancel(args: argparse.Namespace, results: "Results") -> int:
     from duel.table import merge
 
     if not has_selection(args):
-        raise UserError("name the runs to cancel, or choose them, as in 'main.py cancel --state queued'")
+        raise UserError("name the runs to cancel, or select them, as in 'main.py cancel --state queued'")
     chosen = manage.select(state.look(results).runs, args, results)
     ended = manage.cancel(results, [seen.run for seen in chosen], say)
     merge(results)
@@ -128,7 +128,7 @@ def collect(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import state
     from duel.table import merge
 
-    for note in state.look(results).notes:  # what ended without a report is settled first
+    for note in state.look(results).notes:  # runs that ended without a report are settled first
         warn(f"not known: {note}")
     rows = merge(results)
     counts = {state: sum(row.status == state for row in rows) for state in dict.fromkeys(row.status for row in rows)}
@@ -157,11 +157,11 @@ def report(args: argparse.Namespace, results: "Results") -> int:
     from duel.report import against, document, study
 
     if args.live and args.name:
-        raise UserError("--live follows runs: it excludes --name")
+        raise UserError("--live follows runs and excludes --name")
     studies = [study.published(results, name) for name in args.name] or [study.measured(results)]
     if args.against:
         if len(studies) > 1:
-            raise UserError("--against compares one set with another: one --name is valid")
+            raise UserError("--against compares one set with another: give a single --name")
         before = against.earlier(results, args.against, studies[0].name)
         changes, left_out = against.changes(before, studies[0])
         terminal.show(against.table(changes, left_out, args.against))

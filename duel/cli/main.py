@@ -1,4 +1,4 @@
-"""The command line of main.py and of 'duel': which command is meant, and what it does with its options.
+"""The command line of main.py and 'duel': finds the command, checks its options and runs it.
 
 Options without a command start jobs.
 """
@@ -44,7 +44,9 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 def _submit_options(parser: Parser) -> None:
     add_options(parser, several=True)
-    parser.add_argument("--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its own)")
+    parser.add_argument(
+        "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its 'default')"
+    )
     start = parser.add_argument_group("start")
     start.add_argument(
         "--framework",
@@ -60,15 +62,15 @@ def _submit_options(parser: Parser) -> None:
         help="with --paired: spread the preset's pairs over N sessions (default: 1)",
     )
     start.add_argument(
-        "--spacing", type=spacing, metavar="TIME", help="from the start of a session to the next (default: 2h)"
+        "--spacing", type=spacing, metavar="TIME", help="time from one session's start to the next (default: 2h)"
     )
     start.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
-    start.add_argument("--wait", action="store_true", help="show progress, and at the end the comparison")
+    start.add_argument("--wait", action="store_true", help="show progress, then the comparison")
     parser.set_defaults(trials=None)
 
 
 def _check_submit(parser: Parser, args: argparse.Namespace) -> None:
-    """Ends the process where the options do not fit each other."""
+    """Exit with an error if the options do not go together."""
     if not args.benchmark or not args.use_case:
         missing = " and ".join(f"--{name}" for name in ("benchmark", "use_case") if not getattr(args, name))
         verb = "are" if " and " in missing else "is"
@@ -79,11 +81,11 @@ def _check_submit(parser: Parser, args: argparse.Namespace) -> None:
     if args.mode == WATERFALL and not args.paired:
         parser.error(f"--mode {WATERFALL} needs --paired")
     if args.sessions and not args.paired:
-        parser.error("--sessions needs --paired: a session is pairs that are measured in turn")
+        parser.error("--sessions needs --paired: a session is a series of pairs measured in turn")
     if args.spacing and not args.sessions:
         parser.error("--spacing needs --sessions")
     if VALIDATE in args.use_case:
-        parser.error("a validation is also compared: 'main.py validate --benchmark NAME' does both")
+        parser.error("a validation also needs a comparison: 'main.py validate --benchmark NAME' does both")
     if args.dry_run and args.wait:
         parser.error("--wait and --dry_run exclude each other: nothing is started")
 
@@ -92,24 +94,26 @@ def _tune_options(parser: Parser) -> None:
     add_what(parser, several=True)
     add_precision(parser)
     add_device(parser)
-    parser.add_argument("--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its own)")
     parser.add_argument(
-        "--trials", type=count, default=TRIALS, metavar="N", help=f"of each side at each point (default: {TRIALS})"
+        "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its 'default')"
+    )
+    parser.add_argument(
+        "--trials", type=count, default=TRIALS, metavar="N", help=f"most trials per side and point (default: {TRIALS})"
     )
     parser.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
-    parser.add_argument("--wait", action="store_true", help="show progress, and at the end what was found")
+    parser.add_argument("--wait", action="store_true", help="show progress, then what was found")
     parser.set_defaults(preset=TRIAL, paired=True, framework=None, mode=DEFAULT, sessions=None, spacing=None)
     parser.set_defaults(nodes=None, devices=None, scaling=WEAK)
 
 
 def _check_tune(parser: Parser, args: argparse.Namespace) -> None:
-    """Ends the process where the options do not fit each other."""
+    """Exit with an error if the options do not go together."""
     for name in ("benchmark", "use_case"):
         if not getattr(args, name):
             parser.error(f"--{name} is needed")
     args.use_case = tuple(number for number in args.use_case if number not in MANY)
     if not args.use_case:
-        parser.error("what is found on one device holds for many, too: use cases 1, 3 and 5 are valid")
+        parser.error("what is found on one device holds for many, too; valid use cases: 1, 3, 5")
     check_use_cases(parser, args, args.use_case)
 
 
@@ -119,19 +123,19 @@ def _choosing(done: str) -> Callable[[Parser], None]:
 
 def _status_options(parser: Parser) -> None:
     add_selection(parser, "shown")
-    parser.add_argument("--all", action="store_true", help="old runs, too")
+    parser.add_argument("--all", action="store_true", help="include old runs")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="for programs")
-    how.add_argument("--watch", action="store_true", help="redraw it each second, until all have ended")
+    how.add_argument("--json", action="store_true", help="print JSON, for programs")
+    how.add_argument("--watch", action="store_true", help="redraw every second until all runs have ended")
 
 
 def _logs_options(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run id, or how it begins")
-    parser.add_argument("--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("run", metavar="RUN", help="run id or its beginning")
+    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
 
 
 def _resubmit_options(parser: Parser) -> None:
-    add_selection(parser, "looked at")
+    add_selection(parser, "considered")
     parser.add_argument("--apply", action="store_true", help="also start what is only proposed (more time or memory)")
     parser.add_argument(
         "--include", type=chosen("cause", ("code",)), metavar="code", help="also retry code errors with unchanged code"
@@ -143,14 +147,14 @@ def _validate_options(parser: Parser) -> None:
         "--benchmark", action=Several, convert=benchmark_names, required=True, metavar="NAME", help="names, or all"
     )
     parser.add_argument(
-        "--size", type=chosen("size", SIZES), default="tiny", metavar="NAME", help="of the model (default: tiny)"
+        "--size", type=chosen("size", SIZES), default="tiny", metavar="NAME", help="model size (default: tiny)"
     )
-    parser.add_argument("--weights", type=weights_source, metavar="SOURCE", help="to compute with (default: random)")
+    parser.add_argument("--weights", type=weights_source, metavar="SOURCE", help="weights to use (default: random)")
     parser.add_argument("--target", type=target_name, metavar="NAME", help="entry of cluster.yaml")
 
 
 def _doctor_options(parser: Parser) -> None:
-    parser.add_argument("--target", type=target_name, metavar="NAME", help="check it by a short job")
+    parser.add_argument("--target", type=target_name, metavar="NAME", help="check it with a short job")
 
 
 def _completion_options(parser: Parser) -> None:
@@ -158,7 +162,7 @@ def _completion_options(parser: Parser) -> None:
 
 
 def completion(args: argparse.Namespace, results: "Results") -> int:
-    """Print what makes a shell complete the options of 'duel'."""
+    """Print a script that makes a shell complete the options of 'duel'."""
     import shtab
 
     root = Parser(prog="duel", description="Compares JAX with PyTorch.")
@@ -173,7 +177,7 @@ def completion(args: argparse.Namespace, results: "Results") -> int:
     return 0
 
 
-# What a shell offers for an option; its own words are checked by their converters.
+# What a shell offers for an option; what is typed is still checked by the option's converter.
 VALUES = {"benchmark": [*BENCHMARKS, "all"], "framework": list(FRAMEWORKS), "size": list(SIZES), "shell": list(SHELLS)}
 
 
@@ -199,7 +203,7 @@ def help_(args: argparse.Namespace, results: "Results") -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """A command, what it does in a line, its function, and what adds its options to a parser."""
+    """A command: its name, one line on what it does, its function, and a function that adds its options to a parser."""
 
     name: str
     text: str
@@ -215,18 +219,18 @@ class Command:
 COMMANDS = (
     Command("status", "show every run and what it is doing", commands.status, _status_options),
     Command("compare", "compare both sides of runs, with the ratio", commands.compare, _choosing("compared")),
-    Command("logs", "print what a run has printed", commands.logs, _logs_options),
-    Command("cancel", "end runs", commands.cancel, _choosing("ended")),
+    Command("logs", "print a run's output", commands.logs, _logs_options),
+    Command("cancel", "cancel queued or running runs", commands.cancel, _choosing("cancelled")),
     Command("resubmit", "resubmit unfinished runs, depending on why they failed", commands.resubmit, _resubmit_options),
-    Command("validate", "prove that both sides of a benchmark compute the same", commands.validate, _validate_options),
-    Command("sync", "upload to Weights & Biases what jobs kept offline", commands.sync, _choosing("uploaded")),
-    Command("collect", "bring results/results.csv up to date", commands.collect),
+    Command("validate", "prove that both sides compute the same function", commands.validate, _validate_options),
+    Command("sync", "upload offline runs to Weights & Biases", commands.sync, _choosing("uploaded")),
+    Command("collect", "update results/results.csv", commands.collect),
     Command("tune", "find the fastest switches of each side, for --mode tuned", commands.submit, _tune_options),
     Command("publish", "copy paired results to results/published/NAME", commands.publish, records.publish),
-    Command("report", "write a page, figures and tables to show", commands.report, records.report),
+    Command("report", "write a page, figures and tables", commands.report, records.report),
     Command("reproduce", "measure a published set again", commands.reproduce, records.reproduce),
     Command("bundle", "pack a published set for an archive with a DOI", commands.bundle, records.bundle),
-    Command("workspace", "make a Weights & Biases workspace", commands.workspace, records.workspace),
+    Command("workspace", "create a Weights & Biases workspace", commands.workspace, records.workspace),
     Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init),
     Command("doctor", "check the set-up and suggest fixes", commands.doctor, _doctor_options),
     Command("completion", "print a script for shell completion", completion, _completion_options),
@@ -241,17 +245,17 @@ def front_page() -> str:
     return topics.front(name, {command.name: command.text for command in COMMANDS})
 
 
-def parsed(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
-    """The command that ``words`` mean, and its options. Ends the process where they are a mistake."""
+def parsed(argv: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+    """Return the command that ``argv`` names, and its options. Exits with an error if they are invalid."""
     command = SUBMIT
-    if words and words[0] in BY_NAME:
-        command, words = BY_NAME[words[0]], words[1:]
-    elif words and words[0] in ("-h", "--help"):
+    if argv and argv[0] in BY_NAME:
+        command, argv = BY_NAME[argv[0]], argv[1:]
+    elif argv and argv[0] in ("-h", "--help"):
         return HELP, argparse.Namespace(topic="")
     parser = command.parser()
-    if command is SUBMIT and words:
-        _refuse_misplaced(parser, words)
-    args = parser.parse(words)
+    if command is SUBMIT and argv:
+        _refuse_misplaced(parser, argv)
+    args = parser.parse(argv)
     if command is SUBMIT:
         _check_submit(parser, args)
     elif command.options is _tune_options:
@@ -259,34 +263,34 @@ def parsed(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     return command, args
 
 
-def _refuse_misplaced(parser: Parser, words: Sequence[str]) -> None:
-    """Ends the process where ``words`` hold a command behind options, or begin with what is no command."""
-    if not words[0].startswith("-"):
-        guess = near(words[0], list(BY_NAME))
+def _refuse_misplaced(parser: Parser, argv: Sequence[str]) -> None:
+    """Exit with an error if ``argv`` has a command after options, or begins with an unknown one."""
+    if not argv[0].startswith("-"):
+        guess = near(argv[0], list(BY_NAME))
         meant = f"; did you mean {guess!r}?" if guess else f"; valid: {', '.join(BY_NAME)}"
-        if words[0] in BENCHMARKS:
-            meant = f"; did you mean --benchmark {words[0]}?"
-        parser.error(f"there is no command {words[0]!r}{meant}")
-    for option, values in parser.options_of(words):
+        if argv[0] in BENCHMARKS:
+            meant = f"; did you mean --benchmark {argv[0]}?"
+        parser.error(f"unknown command {argv[0]!r}{meant}")
+    for option, values in parser.options_of(argv):
         action = parser.takes(option)
         allowed = 1 if action and action.nargs is None else 0
         for place, value in enumerate(values):
             wanted = action.accepts(value) if isinstance(action, Several) else place < allowed
             if value in BY_NAME and not wanted:
-                _refuse(parser, words, value)
+                _refuse(parser, argv, value)
 
 
-def _refuse(parser: Parser, words: Sequence[str], name: str) -> None:
-    """Ends the process: the command ``name`` stands behind options in ``words``."""
+def _refuse(parser: Parser, argv: Sequence[str], name: str) -> None:
+    """Exit with an error: in ``argv`` the command ``name`` comes after options."""
     taken = BY_NAME[name].parser()
-    place = list(words).index(name)
-    for option, _ in parser.options_of(words[:place]):
+    place = list(argv).index(name)
+    for option, _ in parser.options_of(argv[:place]):
         if taken.takes(option) is None:
             parser.error(
                 f"{name!r} does not take {option}, which is for starting jobs; "
                 f"'{program()} {name} --help' shows what it takes"
             )
-    moved = shlex.join([*words[:place], *words[place + 1 :]])
+    moved = shlex.join([*argv[:place], *argv[place + 1 :]])
     parser.error(f"options come after the command: '{program()} {name} {moved}'")
 
 
@@ -296,9 +300,9 @@ def _results() -> "Results":
     return Results(ROOT / "results")
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """The exit code."""
-    command, args = parsed(sys.argv[1:] if words is None else words)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    command, args = parsed(sys.argv[1:] if argv is None else argv)
     results = None if command is HELP else _results()  # help answers at once
     try:
         return command.run(args, results)
@@ -309,9 +313,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         warn(f"{program()}: error: {error.filename or 'results'}: {error.strerror or error}")
     except KeyboardInterrupt:
-        reached = "stopped; runs that were started go on ('python main.py cancel RUN' ends one)"
+        message = "stopped; runs already started continue ('python main.py cancel RUN' cancels one)"
         if results and results.intent.exists():
-            reached = "stopped submitting; the same command goes on where this one stopped"
-        warn(f"\n{program()}: {reached}")
+            message = "stopped submitting; the same command continues where this one stopped"
+        warn(f"\n{program()}: {message}")
         return 130
     return 2

@@ -5,23 +5,23 @@ from duel.options import target_name
 
 
 def publish(parser: Parser) -> None:
-    parser.add_argument("--name", required=True, metavar="NAME", help="of the folder, such as the device's")
+    parser.add_argument("--name", required=True, metavar="NAME", help="folder name, such as the device's")
 
 
 def report(parser: Parser) -> None:
     parser.add_argument(
-        "--name", nargs="+", default=[], metavar="SET", help="published sets (default: what results.csv has)"
+        "--name", nargs="+", default=[], metavar="SET", help="published sets (default: the rows in results.csv)"
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
-        "--against", metavar="SET", help="say what has changed since another set: its name, folder or commit"
+        "--against", metavar="SET", help="report what changed since another set: its name, folder or commit"
     )
-    how.add_argument("--live", action="store_true", help="write it again each half minute, until all runs have ended")
+    how.add_argument("--live", action="store_true", help="rewrite it every 30 seconds until all runs have ended")
 
 
 def reproduce(parser: Parser) -> None:
     bundle(parser)
-    parser.add_argument("--point", nargs="+", default=[], metavar="ID", help="these of its points (default: all)")
+    parser.add_argument("--point", nargs="+", default=[], metavar="ID", help="only these points (default: all)")
     parser.add_argument(
         "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: as published)"
     )
@@ -33,5 +33,5 @@ def bundle(parser: Parser) -> None:
 
 
 def workspace(parser: Parser) -> None:
-    parser.add_argument("--entity", required=True, metavar="NAME", help="user or team of Weights & Biases")
+    parser.add_argument("--entity", required=True, metavar="NAME", help="Weights & Biases user or team")
     parser.add_argument("--project", default="duel", metavar="NAME", help="its project (default: duel)")

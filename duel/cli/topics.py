@@ -9,10 +9,10 @@ from duel.switches import SWITCHES
 
 WIDTH = 80
 
-# One screen. Names of options stand here and in duel.options; a test holds them together.
+# One screen. Option names are both here and in duel.options; a test keeps them in step.
 FRONT = """\
 usage: {program} [OPTIONS]           start jobs, one in JAX, one in PyTorch
-       {program} COMMAND [OPTIONS]   look after them
+       {program} COMMAND [OPTIONS]   manage them
 
   {program} --benchmark resnet50 --use_case 1
   {program} --benchmark mnist --use_case 1 --paired --wait
@@ -34,7 +34,7 @@ topics ('{program} help TOPIC' explains one)
 
 
 def _table(lines: Mapping[str, str]) -> str:
-    """Names and their meanings, wrapped to ``WIDTH``."""
+    """Return names and their meanings, wrapped to ``WIDTH``."""
     indent = max(map(len, lines)) + 4
     found = []
     for name, meaning in lines.items():
@@ -56,7 +56,7 @@ def use_cases() -> str:
     return (
         f"--use_case N [N ...], by number or name, or all\n\n{_table(lines)}\n\n"
         f"Products of per-sample gradients (--products):\n\n{_table(PRODUCTS)}\n\n"
-        f"On many devices (--nodes, --devices), what stays the same (--scaling):\n\n{_table(SCALINGS)}\n\n"
+        f"On many devices (--nodes, --devices), what stays fixed (--scaling):\n\n{_table(SCALINGS)}\n\n"
         "docs/use-cases.md has the details."
     )
 
@@ -65,7 +65,7 @@ def presets() -> str:
     lines = {}
     for preset in (one for one in PRESETS.values() if one.name != TRIAL):
         sizes = ", ".join(map(str, preset.batch_sizes))
-        lines[preset.name] = f"{preset.meaning}; model: {preset.size}; batch sizes of inference: {sizes}"
+        lines[preset.name] = f"{preset.meaning}; model: {preset.size}; inference batch sizes: {sizes}"
     return f"--preset NAME: how long and how often to measure\n\n{_table(lines)}"
 
 
@@ -82,7 +82,7 @@ def mode() -> str:
         if switch.meaning not in others:
             switches[switch.name] = f"{others}{switch.meaning} ({switch.framework})"
     return (
-        f"--mode NAME, with switches turned by + and - or set by =\n\n{_table(lines)}\n\nSwitches, as in "
+        f"--mode NAME, with switches turned on and off by + and -, or set by =\n\n{_table(lines)}\n\nSwitches, as in "
         f"default+compile, tuned-channels_last, default+threads=1:\n\n{_table(switches)}\n\n"
         "docs/methodology.md says where each exists and how it is proved to be in force."
     )
@@ -98,5 +98,5 @@ TOPICS: Mapping[str, Callable[[], str]] = {
 
 
 def front(program: str, commands: Mapping[str, str]) -> str:
-    """The first page. ``commands`` are those that look after jobs, by name, with what each does."""
+    """Return the first page. ``commands`` maps the name of each command to what it does."""
     return FRONT.format(program=program, commands=_table(commands), topics=", ".join(TOPICS))

@@ -1,4 +1,4 @@
-"""Whether an interpreter's installation is a build for a kind of device: read from its files, no framework imported."""
+"""Check what devices an interpreter's framework is built for, from its files alone: no framework is imported."""
 
 import functools
 import json
@@ -11,8 +11,8 @@ from duel.catalogue import FRAMEWORKS, REACHED_THROUGH
 from duel.errors import UserError
 
 ASK_SECONDS = 60.0
-# What the interpreter itself prints: its system, the packages it has, what brings devices to JAX, and for which devices
-# PyTorch was built (torch/version.py, which is read and not run).
+# Runs in the interpreter itself. It prints the platform, the installed packages, JAX's plug-ins, and what PyTorch was
+# built for (from torch/version.py, which is read, not executed).
 _PROBE = r"""
 import importlib.metadata as metadata, json, re, sys
 packages, plugins, torch = {}, [], {}
@@ -31,10 +31,10 @@ print(json.dumps({"duel": 1, "platform": sys.platform, "packages": packages, "pl
 
 
 def check_device(python: str, framework: str, kind: str | None, where: str) -> None:
-    """Raises UserError where ``python`` has the framework, but no build of it for devices of ``kind``.
+    """Raise UserError if ``python`` has the framework, but not built for devices of ``kind``.
 
-    ``where`` is the interpreter's key in cluster.yaml. Nothing is said where that cannot be told from here: the
-    interpreter may be on the nodes alone, and a name without a path, or one in a container, may mean another one there.
+    ``where`` is the interpreter's key in cluster.yaml. Whatever cannot be checked from here passes: the interpreter may
+    exist on the nodes only, and a name without a path, or one in a container, may mean another one there.
     """
     if kind in (None, "cpu") or "/" not in python or shutil.which(ROOT / python) is None:
         return
@@ -45,9 +45,9 @@ def check_device(python: str, framework: str, kind: str | None, where: str) -> N
         raise UserError(f"{where}: {python!r} {missing}; {_remedy(framework, str(kind))}")
 
 
-@functools.cache  # for each job it is asked again
+@functools.cache  # called again for each job
 def _installed(python: str) -> dict[str, Any]:
-    """What the probe prints in ``python``; empty where it does not run or says something else."""
+    """Return what the probe prints in ``python``; empty if it does not run or prints something else."""
     try:
         asked = subprocess.run(
             [python, "-c", _PROBE],
@@ -64,34 +64,34 @@ def _installed(python: str) -> dict[str, Any]:
 
 
 def _missing(framework: str, kind: str, found: dict[str, Any]) -> str:
-    """What keeps the installation ``found`` from computing on ``kind``, in words; empty where nothing does.
+    """Return why the installation ``found`` cannot compute on ``kind``; empty if it can.
 
-    Empty, too, where its files do not tell: an unusual build may have what its names do not show.
+    Also empty if its files are inconclusive: an unusual build may support more than its names show.
     """
     packages, plugins, torch = found["packages"], found["plugins"], found["torch"]
     if kind == "mps" and found["platform"] != "darwin":
-        return f"runs on {found['platform']}, and {framework} computes on mps on macOS only"
+        return f"runs on {found['platform']}, but {framework} supports mps on macOS only"
     if (framework, kind) == ("pytorch", "gpu"):
-        of_cpu = set(torch.values()) == {"None"} if torch else packages["torch"].endswith("+cpu")
-        return f"is a CPU build of PyTorch (torch {packages['torch']})" if of_cpu else ""
+        cpu_only = set(torch.values()) == {"None"} if torch else packages["torch"].endswith("+cpu")
+        return f"is a CPU build of PyTorch (torch {packages['torch']})" if cpu_only else ""
     through = REACHED_THROUGH.get((framework, kind), ())
     if not through or any(name.replace("_", "-") in packages for name in through):
         return ""
-    # JAX takes whatever announces itself as a plug-in; jaxlib once was a build of its own for each device.
-    brought = " ".join([*plugins, packages.get("jaxlib", "")]) if framework == "jax" else ""
-    if any(word in brought for word in ("cuda", "rocm", "tpu", "metal", "mps")):
+    # JAX accepts any registered plug-in; jaxlib used to come as a separate build for each device.
+    provided = " ".join([*plugins, packages.get("jaxlib", "")]) if framework == "jax" else ""
+    if any(name in provided for name in ("cuda", "rocm", "tpu", "metal", "mps")):
         return ""
-    return f"has no {' or '.join(through[:2])}, and {framework} computes on a {kind} with it only"
+    return f"has no {' or '.join(through[:2])}, which {framework} needs to compute on a {kind}"
 
 
 def _remedy(framework: str, kind: str) -> str:
-    """How to get a build for ``kind``."""
+    """Say how to get a build for ``kind``."""
     if kind == "mps":
-        return "take another --device, or change 'device' of the target in cluster.yaml"
+        return "choose another --device, or change 'device' of the target in cluster.yaml"
     builds = {
         ("jax", "gpu"): "'make jax-env JAX=cuda13' makes one (cuda12 for NVIDIA drivers before 580), or ",
         ("jax", "tpu"): "'make jax-env JAX=tpu' makes one, or ",
         ("pytorch", "gpu"): "'make pytorch-env PYTORCH=cuda13' makes one (cuda12 for drivers before 580), or ",
     }
     others = " or ".join(f"--framework {name}" for name in FRAMEWORKS if name != framework)
-    return f"{builds.get((framework, kind), '')}name an interpreter that has it, or null, or take {others}"
+    return f"{builds.get((framework, kind), '')}name an interpreter that has it, or null, or use {others}"

@@ -1,4 +1,4 @@
-"""cluster.yaml: where jobs run. Read strictly, with line and column in errors; ``schema`` has what it may say."""
+"""cluster.yaml, which says where jobs run: read strictly, with line and column in errors. ``schema`` has its keys."""
 
 import functools
 import io
@@ -18,21 +18,21 @@ from duel.options import TARGET_NAME
 
 MAX_BYTES = 1_000_000
 MAX_NESTED = 10_000
-MAX_NODES = 100_000  # of the tree: aliases of aliases make a short file a huge one
+MAX_NODES = 100_000  # of the tree: aliases of aliases make a short file huge
 
 
 def load(path: Path) -> Cluster:
-    """Read cluster.yaml. Raises UserError, with ``file:line:column`` for what is wrong inside."""
+    """Read cluster.yaml. Raises UserError, with ``file:line:column`` for errors in its content."""
     try:
         content = files.read(path, MAX_BYTES)
     except FileNotFoundError:
         raise UserError(
-            f"{path.name}: not found in {path.parent}; 'git checkout {path.name}' brings back the first one"
+            f"{path.name}: not found in {path.parent}; 'git checkout {path.name}' restores the original"
         ) from None
-    if sum(map(content.count, (b"[", b"{", b"- "))) > MAX_NESTED:  # the loader takes the square of it in time
-        raise UserError(f"{path.name}: nested too deeply: over {MAX_NESTED} times '[', '{{' or '- '")
+    if sum(map(content.count, (b"[", b"{", b"- "))) > MAX_NESTED:  # the loader's time is quadratic in this
+        raise UserError(f"{path.name}: nested too deeply: over {MAX_NESTED} occurrences of '[', '{{' or '- '")
     try:
-        # The round-trip loader builds plain data only, keeps lines and columns, and follows YAML 1.2: 'no' is a text
+        # The round-trip loader builds plain data only, keeps lines and columns, and follows YAML 1.2: 'no' is a string
         # and 12:30:00 is not 45,000.
         tree: Any = YAML(typ="rt").load(io.StringIO(content.decode()))
     except UnicodeDecodeError as error:
@@ -45,17 +45,17 @@ def load(path: Path) -> Cluster:
         raise UserError(f"{path.name}: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
         raise UserError(f"{path.name}: nested too deeply") from error
-    except ValueError as error:  # a scalar that is written like a number or a date, and is none
+    except ValueError as error:  # a scalar that looks like a number or a date but is not one
         raise UserError(f"{path.name}: {error}") from error
     if tree is None:
         raise UserError(f"{path.name}: empty; it needs 'default' and 'targets'")
     try:
         plain = _plain(tree, iter(range(MAX_NODES)))
     except (RecursionError, StopIteration) as error:
-        raise UserError(f"{path.name}: nested too deeply, or over {MAX_NODES} entries with all aliases") from error
+        raise UserError(f"{path.name}: nested too deeply, or over {MAX_NODES} entries with aliases expanded") from error
     if not isinstance(plain, dict):
         what = type(plain).__name__
-        raise UserError(f"{path.name}:1:1: a mapping with 'default' and 'targets' was expected, not {what}")
+        raise UserError(f"{path.name}:1:1: expected a mapping with 'default' and 'targets', not {what}")
     try:
         cluster = Cluster.model_validate(plain)
         cluster._position = functools.partial(_position, tree)
@@ -75,7 +75,7 @@ def load(path: Path) -> Cluster:
 
 
 def _plain(node: Any, room: Iterator[int]) -> Any:
-    """The loader's nodes as plain dicts and lists, which strict validation wants; each takes one item of ``room``."""
+    """Convert the loader's nodes to plain dicts and lists for strict validation; each takes one item of ``room``."""
     next(room)
     if isinstance(node, dict):
         return {key: _plain(value, room) for key, value in node.items()}
@@ -85,7 +85,7 @@ def _plain(node: Any, room: Iterator[int]) -> Any:
 
 
 def _position(tree: Any, location: tuple[int | str, ...]) -> tuple[int, int]:
-    """Line and column, from 1, of the deepest part of ``location`` that the file has."""
+    """Return line and column, from 1, of the deepest part of ``location`` that is in the file."""
     line, column = tree.lc.line, tree.lc.col
     for part in location:
         try:

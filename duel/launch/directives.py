@@ -1,6 +1,6 @@
-"""sbatch's options as lines of text: what they are called, which ones replace which, and what looks wrong in them.
+"""sbatch's options as lines of text: their names, which ones replace which, and what looks wrong in them.
 
-A line is the site's own and passes as it stands; here it is only read.
+The lines are the site's and are passed on unchanged; here they are only read.
 """
 
 import difflib
@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 
-# sbatch's manual page, Slurm 22.05 to 25.05, long names with their letter.
+# From sbatch's manual page, Slurm 22.05 to 25.05: letters with their long names.
 _LETTERS = {
     "-a": "--array",
     "-A": "--account",
@@ -56,12 +56,12 @@ _OTHERS = """
     tres-per-task uid use-min-nodes wait-all-nodes wckey wrap x11
 """
 _LONG = frozenset(_LETTERS.values()) | {f"--{name}" for name in _OTHERS.split()}
-# One asks for what another forbids, so the site's own word replaces ours.
+# The first requests what the second forbids, so the site's choice replaces ours.
 _SAME = {"--requeue": "--no-requeue"}
 
 
 def of_script(text: str) -> list[str]:
-    """The directives that Slurm reads in a script: '#SBATCH' lines up to the first command."""
+    """Return the directives that Slurm reads in a script: the '#SBATCH' lines up to the first command."""
     lines = []
     for line in text.splitlines():
         if line.startswith("#SBATCH "):
@@ -72,17 +72,17 @@ def of_script(text: str) -> list[str]:
 
 
 def names(line: str) -> list[str]:
-    """The long names of the options in a line: ``["--partition", "--account"]`` for ``-p gpu --account=x``."""
+    """Return the long names of the options in a line: ``["--partition", "--account"]`` for ``-p gpu --account=x``."""
     try:
-        words = shlex.split(line, comments=True)
-    except ValueError:  # an unbalanced quote: sbatch says so itself
-        words = line.split()
+        arguments = shlex.split(line, comments=True)
+    except ValueError:  # an unbalanced quote: sbatch reports it itself
+        arguments = line.split()
     found = []
-    for word in words:
-        if word.startswith("--"):
-            name = word.partition("=")[0]
-        elif word.startswith("-") and len(word) > 1:
-            name = _LETTERS.get(word[:2], word[:2])
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument.partition("=")[0]
+        elif argument.startswith("-") and len(argument) > 1:
+            name = _LETTERS.get(argument[:2], argument[:2])
         else:
             continue
         found.append(name)
@@ -90,29 +90,29 @@ def names(line: str) -> list[str]:
 
 
 def value(lines: Iterable[str], name: str) -> str | None:
-    """The value that the last of ``lines`` gives the option with the long name ``name``; None where none does."""
+    """Return the value that the last of ``lines`` gives the option with the long name ``name``; None if none does."""
     letters = [letter for letter, long in _LETTERS.items() if long == name]
     found = None
     for line in lines:
         try:
-            words = shlex.split(line, comments=True)
+            arguments = shlex.split(line, comments=True)
         except ValueError:
             continue
-        for position, word in enumerate(words):
-            after = words[position + 1] if position + 1 < len(words) else ""
-            if word == name or word in letters:
+        for position, argument in enumerate(arguments):
+            after = arguments[position + 1] if position + 1 < len(arguments) else ""
+            if argument == name or argument in letters:
                 found = after
-            elif word.startswith(f"{name}="):
-                found = word.partition("=")[2]
-            elif word[:2] in letters and not word.startswith("--"):
-                found = word[2:].removeprefix("=")
+            elif argument.startswith(f"{name}="):
+                found = argument.partition("=")[2]
+            elif argument[:2] in letters and not argument.startswith("--"):
+                found = argument[2:].removeprefix("=")
     return found
 
 
 def replace(lines: list[str], changes: Iterable[str]) -> list[str]:
-    """``lines`` with each of ``changes`` in the place of the line that gives the same option, or behind them all.
+    """Return ``lines`` with each of ``changes`` in place of the line that gives the same option, or at the end.
 
-    A line that gives other options too stays, and the change comes behind it: of two, sbatch takes the later one.
+    A line that also gives other options stays, and the change comes after it: sbatch takes the later of the two.
     """
     for change in changes:
         given = set(names(change))
@@ -124,14 +124,14 @@ def replace(lines: list[str], changes: Iterable[str]) -> list[str]:
 
 
 def without(own: list[str], site: list[str], forbidden: Iterable[str]) -> list[str]:
-    """What Duel itself adds, less what the site's lines decide already and less what is ``forbidden``."""
+    """Return Duel's ``own`` lines without options that the site's lines already decide or that are ``forbidden``."""
     decided = {_SAME.get(name, name) for line in site for name in names(line)} | set(forbidden)
     return [line for line in own if not decided & set(names(line))]
 
 
 def warnings(lines: list[str]) -> list[str]:
-    """What a reader should know of a site's lines before they are passed on as they stand."""
-    said = []
+    """Return warnings about a site's lines, which are passed on unchanged."""
+    notes = []
     given = [name for line in lines for name in names(line)]
     known = None
     for name in dict.fromkeys(given):
@@ -141,33 +141,33 @@ def warnings(lines: list[str]) -> list[str]:
         if name not in known:
             near = difflib.get_close_matches(name, _LONG | known, n=1)
             hint = f" (near: {near[0]})" if near else ""
-            said.append(f"{name} is no option of sbatch that Duel knows{hint}; it is passed on as it is")
+            notes.append(f"{name} is not an sbatch option that Duel knows{hint}; it is passed on unchanged")
     for name in ("--gpus-per-task", "--gpu-bind"):
         if name in given:
-            said.append(f"{name}: each process then sees fewer devices, which breaks jax.distributed; passed on")
+            notes.append(f"{name}: each process sees fewer devices, which breaks jax.distributed; passed on anyway")
     if "--clusters" in given:
-        said.append("--clusters: Duel asks this cluster alone what became of its jobs; elsewhere they show as lost")
+        notes.append("--clusters: Duel asks only this cluster about its jobs; those on other clusters show as lost")
     kinds = {bool(re.search(r"[A-Za-z]", re.sub(r"^gpu:|\{\w+\}", "", text))) for text in _gpus(lines)}
     if len(kinds) == 2:
-        said.append("some lines name the type of GPU and some do not: Slurm may refuse that, or give others")
+        notes.append("some lines name the GPU type and some do not: Slurm may refuse that, or give other GPUs")
     if "--requeue" in given:
-        said.append("--requeue: a requeued measurement begins again in a new run, and the first one ends as it was")
+        notes.append("--requeue: a requeued measurement begins again in a new run, and the first one stays as it was")
     if "--array" in given:
-        said.append("--array: each of its tasks is the whole job again; only the first one has the run's id")
+        notes.append("--array: each of its tasks repeats the whole job; only the first one has the run's id")
     if "--export" in given and (value(lines, "--export") or "").upper().startswith("NONE"):
-        said.append("--export=NONE: srun then starts without the script's variables; '--export=ALL' for srun mends it")
-    return said
+        notes.append("--export=NONE: srun then starts without the script's variables; '--export=ALL' for srun fixes it")
+    return notes
 
 
 def _gpus(lines: list[str]) -> list[str]:
-    """What ``lines`` ask for as GPUs: ``h100:4``, ``gpu:4``, ``4``."""
+    """Return the GPUs that ``lines`` request: ``h100:4``, ``gpu:4``, ``4``."""
     asked = [value(lines, name) for name in ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")]
     gres = value(lines, "--gres") or ""
     return [text for text in (*asked, gres if gres.startswith("gpu") else "") if text]
 
 
 def _known_here() -> frozenset[str]:
-    """The options that this site's sbatch itself lists, plug-ins' included; empty without an sbatch."""
+    """Return the options that this site's sbatch lists, including its plug-ins'; empty without an sbatch."""
     if shutil.which("sbatch") is None:
         return frozenset()
     try:
@@ -178,7 +178,7 @@ def _known_here() -> frozenset[str]:
 
 
 def minutes(text: str) -> float | None:
-    """A time limit in minutes, from the forms of sbatch's ``--time``; None for no limit (0 too) or what is not one."""
+    """Return a time limit in minutes, from any form of sbatch's ``--time``; None if unlimited (0 too) or invalid."""
     form = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
     if form is None:
         return None
@@ -192,7 +192,7 @@ def minutes(text: str) -> float | None:
 
 
 def limit(minutes: float) -> str:
-    """A time limit as sbatch takes it, ``D-HH:MM:SS`` or ``HH:MM:SS``."""
+    """Format a time limit as sbatch takes it, ``D-HH:MM:SS`` or ``HH:MM:SS``."""
     seconds = round(minutes * 60)
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"

@@ -1,4 +1,4 @@
-"""What a run is doing, in words, and the table of all runs."""
+"""What a run is doing, as text, and the table of all runs."""
 
 import contextlib
 import time
@@ -15,16 +15,16 @@ from duel.status import Status
 
 SHOWN = 20
 BAR_WIDTH = 16
-PROGRESS_SECONDS = 60.0  # between two lines on the progress of one phase, where lines cannot be redrawn
+PROGRESS_SECONDS = 60.0  # between two progress lines of one phase, if lines cannot be redrawn
 
 
 def describe(seen: RunView) -> str:
-    """What a run is doing, in a few words."""
+    """Say briefly what a run is doing."""
     slurm = seen.slurm
     if seen.state == RUNNING:
-        words = _doing(seen.status)
+        text = _doing(seen.status)
         unusual = slurm is not None and slurm.kind == reasons.ALIVE and slurm.state != "RUNNING"
-        return f"{words}; its job {slurm.words}" if slurm and unusual else words
+        return f"{text}; its job {slurm.words}" if slurm and unusual else text
     if seen.state == QUEUED:
         if slurm and slurm.kind == reasons.ALIVE:
             return f"its job {slurm.words} on {slurm.nodes or 'its nodes'}; the run has not reported yet"
@@ -32,44 +32,44 @@ def describe(seen: RunView) -> str:
             start = reasons.when(slurm.start, time.time())
             return slurm.words + (f"; {start}" if start and slurm.kind == reasons.WAITING else "")
         return seen.note or seen.status.phase or _session(seen) or "waits for its turn"
-    words = seen.status.cause or seen.verdict
+    text = seen.status.cause or seen.verdict
     explained = seen.status.why in SIGNALLED and slurm is not None and slurm.words
-    return f"{words}: {slurm.words}" if slurm and explained else words
+    return f"{text}: {slurm.words}" if slurm and explained else text
 
 
 def _session(seen: RunView) -> str:
-    """Until when a run on this machine waits that is of a later session; empty where its time has come."""
+    """Say until when a run of a later session on this machine waits; empty once it is due."""
     if seen.job is None or not seen.job.delay:
         return ""
     try:
         start = datetime.fromisoformat(seen.status.queued) + timedelta(seconds=seen.job.delay)
         due = start.timestamp() <= time.time()
-    except (ValueError, OverflowError):  # somebody has changed its records
+    except (ValueError, OverflowError):  # its records were edited
         return ""
     return "" if due else f"waits for its session; {reasons.when(start.astimezone().isoformat(), time.time())}"
 
 
 def _doing(status: Status) -> str:
-    """The phase of a run, how far it has come, and for how long it has gone on."""
-    progress, words = status.progress, status.phase
+    """Return a run's phase, its progress, and how long the phase has lasted."""
+    progress, text = status.progress, status.phase
     if progress.done is not None and progress.needed is not None:
-        words += f": {progress.done} of at least {progress.needed} steps"
-        words += f", {progress.throughput:.4g} {progress.unit}" if progress.throughput is not None else ""
+        text += f": {progress.done} of at least {progress.needed} steps"
+        text += f", {progress.throughput:.4g} {progress.unit}" if progress.throughput is not None else ""
     elif progress.step is not None:
-        words += f": step {progress.step + 1}"
-    words += f", loss {progress.loss:.4g}" if progress.loss is not None else ""
+        text += f": step {progress.step + 1}"
+    text += f", loss {progress.loss:.4g}" if progress.loss is not None else ""
     part = f"{status.part}: " if status.part else ""
     gone = elapsed(status)
-    return f"{part}{words}" + (f" ({duration(gone)})" if gone >= 1 else "")
+    return f"{part}{text}" + (f" ({duration(gone)})" if gone >= 1 else "")
 
 
 def elapsed(status: Status) -> float:
-    """Seconds since the phase began, where that is known; else since the last report."""
+    """Return the seconds since the phase began, if known, else since the last report."""
     return max(0.0, time.time() - status.phase_started) if status.phase_started else status.age
 
 
 def left(status: Status) -> float | None:
-    """Seconds that the phase will go on for, at the pace so far; None where nobody can tell."""
+    """Return the seconds left in the phase at the pace so far; None if unknown."""
     progress = status.progress
     if not progress.done or not progress.needed or not status.phase_started:
         return None
@@ -77,7 +77,7 @@ def left(status: Status) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """As 45 s, 3:05 min or 2:10 h."""
+    """Format seconds as 45 s, 3:05 min or 2:10 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -85,7 +85,7 @@ def duration(seconds: float) -> str:
 
 
 def table(look: Snapshot, everything: bool = False) -> terminal.Table:
-    """One line a run, the last ones of many; then what waits by hand, and what is not known."""
+    """Return one line per run, of many the unfinished and the last; then the jobs started by hand, and notes."""
     shown = look.runs
     if not everything:
         recent = {seen.id for seen in look.runs[-SHOWN:]}
@@ -94,9 +94,9 @@ def table(look: Snapshot, everything: bool = False) -> terminal.Table:
 
 
 def live_table(look: Snapshot, most: int) -> terminal.Table:
-    """The same with a bar for each run that measures, and its age: at most ``most`` runs, those that run first."""
+    """Return the same with progress bars and the snapshot's age: at most ``most`` runs, running ones first."""
     places = {seen.id: place for place, seen in enumerate(look.runs)}
-    # The next to begin, and the last that have ended.
+    # After the running ones the next to begin, then the latest to end.
     wanted = sorted(
         look.runs,
         key=lambda seen: (seen.ended, seen.state != RUNNING, -places[seen.id] if seen.ended else places[seen.id]),
@@ -106,30 +106,30 @@ def live_table(look: Snapshot, most: int) -> terminal.Table:
     return replace(shown, notes=[*shown.notes, age(look)])
 
 
-def _table(look: Snapshot, shown: Sequence[RunView], words: Callable[[RunView], str]) -> terminal.Table:
+def _table(look: Snapshot, shown: Sequence[RunView], detail: Callable[[RunView], str]) -> terminal.Table:
     notes = [f"damaged: {seen.id}: {seen.damaged.removeprefix('damaged: ')}" for seen in look.runs if seen.damaged]
     notes += [f"not known: {note}" for note in look.notes]
     if not look.runs and not look.by_hand:
         text = "no runs yet; 'python main.py --benchmark resnet50 --use_case 1' starts two"
         return terminal.Table([], [], [text, *notes])
-    whose = any(seen.user not in ("", user()) for seen in shown)
-    lines = [[s.id, word(s), s.slurm_job_id or "-", *([s.user or "-"] if whose else []), words(s)] for s in shown]
+    shared = any(seen.user not in ("", user()) for seen in shown)
+    lines = [[s.id, word(s), s.slurm_job_id or "-", *([s.user or "-"] if shared else []), detail(s)] for s in shown]
     for job in look.by_hand:
-        meaning = f"{reasons.judge(job).words}; its run begins with it"
-        lines.append([f"{job.name} (by hand)", QUEUED, job.id, *([job.user] if whose else []), meaning])
+        meaning = f"{reasons.judge(job).words}; its run begins when the job starts"
+        lines.append([f"{job.name} (by hand)", QUEUED, job.id, *([job.user] if shared else []), meaning])
     if more := len(look.runs) - len(shown):
-        notes.insert(0, f"({more} more: 'python main.py status --all' has all)")
-    return terminal.Table(["run", "state", "job", *(["user"] if whose else []), ""], lines, notes)
+        notes.insert(0, f"({more} more: 'python main.py status --all' shows all)")
+    return terminal.Table(["run", "state", "job", *(["user"] if shared else []), ""], lines, notes)
 
 
 def word(seen: RunView) -> str:
-    """The state of a run; a job that will never start by itself stands out."""
+    """Return the state of a run; a job that will never start by itself stands out."""
     blocked = seen.state == QUEUED and seen.slurm is not None and seen.slurm.kind == reasons.BLOCKED
     return "BLOCKED" if blocked else seen.state
 
 
 def age(look: Snapshot) -> str:
-    """How old what is shown is."""
+    """Return the time and, if runs depend on it, the age of Slurm's answer."""
     now = time.strftime("%H:%M:%S")
     if look.answer is None or not (look.by_hand or any(seen.in_slurm for seen in look.runs)):
         return now
@@ -137,7 +137,7 @@ def age(look: Snapshot) -> str:
 
 
 def bar(seen: RunView) -> str:
-    """How much of the measurement is done, and the time left; empty where that is not known."""
+    """Return a bar of how much of the measurement is done, and the time left; empty if unknown."""
     progress, remaining = seen.status.progress, left(seen.status)
     if seen.state != RUNNING or not progress.done or not progress.needed:
         return ""
@@ -151,10 +151,10 @@ Show = Callable[[Snapshot], None]
 
 @contextlib.contextmanager
 def live(phases: bool = True) -> Iterator[Show]:
-    """What shows a look at the runs: redrawn in place on a terminal, elsewhere a line for each change.
+    """Yield a function that shows a snapshot of the runs: redrawn in place on a terminal, else a line per change.
 
-    Without ``phases`` only the beginning of a run is a change, and nothing of it stays on the terminal. What is printed
-    meanwhile stands above.
+    Without ``phases`` only the beginning of a run counts as a change, and nothing of it stays on the terminal. What is
+    printed meanwhile appears above.
     """
     if not terminal.can_redraw():
         yield _Changes(phases)
@@ -177,7 +177,7 @@ def live(phases: bool = True) -> Iterator[Show]:
 
 
 class _Changes:
-    """Says what has changed since the last look."""
+    """Prints what has changed since the last snapshot."""
 
     def __init__(self, phases: bool) -> None:
         self._phases = phases

@@ -1,4 +1,4 @@
-"""Is everything here that is needed, and how to fix what is not. Stays off the network; only ``prove`` starts jobs."""
+"""Check the set-up and suggest fixes. Stays off the network; only ``prove`` starts jobs."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ OK, WARN, FAIL = "ok", "warn", "FAIL"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ``remedy`` says how to fix what is not ``OK``."""
+    """One line of the report. ``remedy`` says how to fix anything that is not ``OK``."""
 
     level: str
     what: str
@@ -47,7 +47,7 @@ class Finding:
 
 
 def run(cluster: Cluster, results: Results) -> int:
-    """Print what is found, each line as soon as it is known. Returns 1 where something needed is missing, else 0."""
+    """Print each finding as soon as it is known. Returns 1 if something needed is missing, else 0."""
     counts = {OK: 0, WARN: 0, FAIL: 0}
     for finding in findings(cluster, results):
         counts[finding.level] += 1
@@ -59,7 +59,7 @@ def run(cluster: Cluster, results: Results) -> int:
 def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], None]) -> int:
     """Run the smallest benchmark on target ``name`` and wait for it: whatever is wrong there shows in its rows.
 
-    Returns 1 where a side did not finish, else 0.
+    Returns 1 if a side did not finish, else 0.
     """
     name, target = cluster.target(name)
     if target.scheduler == "slurm":
@@ -85,11 +85,11 @@ def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], No
 
 
 def findings(cluster: Cluster, results: Results) -> Iterator[Finding]:
-    """Everything that is checked, in the order of the report."""
+    """Yield the findings of all checks, in the order of the report."""
     yield _driver_python()
-    yield _tool("bash", "the scripts are for bash: 'sudo apt install bash', or your system's own way")
-    yield _tool("git", "every result names its commit: 'sudo apt install git', or your system's own way")
-    yield _tool("make", "it makes the environments: 'sudo apt install make', on macOS 'xcode-select --install'")
+    yield _tool("bash", "the scripts need bash: 'sudo apt install bash', or your system's equivalent")
+    yield _tool("git", "every result records its commit: 'sudo apt install git', or your system's equivalent")
+    yield _tool("make", "it creates the environments: 'sudo apt install make', on macOS 'xcode-select --install'")
     yield _compiler()
     for name, target in cluster.targets.items():
         for framework in FRAMEWORKS:
@@ -120,20 +120,20 @@ def _compiler() -> Finding:
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
             return Finding(OK, "C++ compiler", f"{_first_line(path, '--version')}, {path}")
-    remedy = "PyTorch compiles with one: 'sudo apt install g++', on macOS 'xcode-select --install', or load its module"
+    remedy = "torch.compile needs one: 'sudo apt install g++', on macOS 'xcode-select --install', or load its module"
     return Finding(FAIL, "C++ compiler", "no c++, g++ or clang++ on the PATH", remedy)
 
 
 def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]:
-    """The interpreter of ``framework`` on a target: is it there, has it the framework, which devices does that see."""
+    """Check a target's interpreter: whether it exists and has ``framework``, and which devices that sees."""
     python = getattr(target.python, framework)
     if python is None:
-        yield Finding(OK, f"{framework} on {name}", "no interpreter, as cluster.yaml says")
+        yield Finding(OK, f"{framework} on {name}", "no interpreter, as set in cluster.yaml")
         return
     where = f"cluster.yaml: targets.{name}.python.{framework}"
     what = f"{framework} on {name}"
     if target.scheduler == "slurm" and shutil.which(ROOT / python if "/" in python else python) is None:
-        remedy = f"if the compute nodes have it, all is well; else 'make {framework}-env', or set {where}"
+        remedy = f"fine if the compute nodes have it; otherwise 'make {framework}-env', or set {where}"
         yield Finding(WARN, what, f"no interpreter {python!r} here; whether the nodes have it is unknown", remedy)
         return
     try:
@@ -143,7 +143,7 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
         return
     try:
         builds.check_device(python, framework, target.device, where)
-    except UserError as error:  # the targets of cluster.yaml as it comes are examples: nobody needs a build for each
+    except UserError as error:  # the targets of the shipped cluster.yaml are examples: nobody needs a build for each
         yield _problem(WARN if target.scheduler == "slurm" else FAIL, f"{what}, {target.device}", error, where)
         return
     try:
@@ -152,63 +152,63 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
         yield _problem(FAIL, what, error, where)
         return
     versions = record["versions"] | {FRAMEWORKS[framework]: version}
-    said = ", ".join(f"{package} {text}" for package, text in versions.items())
-    yield Finding(OK, what, f"{python}: {said}")
+    packages = ", ".join(f"{package} {number}" for package, number in versions.items())
+    yield Finding(OK, what, f"{python}: {packages}")
     driver = _nvidia_driver()
     cuda = "cuda12" if driver and int(driver.partition(".")[0]) < CUDA_13_DRIVER else "cuda13"
     remedy = f"make {framework}-env {framework.upper()}={cuda}"
-    if target.scheduler == "slurm":  # its devices are the nodes', not those of this machine
+    if target.scheduler == "slurm":  # its devices are on the nodes, not on this machine
         if "gpu" in " ".join(target.directives) and not any("cuda" in package for package in versions):
-            yield Finding(WARN, f"{what}, gpu", "its directives ask for one, this build has no CUDA", remedy)
+            yield Finding(WARN, f"{what}, gpu", "its directives request one, but this build has no CUDA", remedy)
         return
     for device in record["devices"]:
         yield Finding(OK, f"{what}, {device['kind']}", _describe(device))
     for kind, reason in record.get("errors", {}).items():
-        yield Finding(WARN, f"{what}, {kind}", str(reason), f"if this machine has a {kind} to use: {remedy}")
+        yield Finding(WARN, f"{what}, {kind}", str(reason), f"if this machine has a usable {kind}: {remedy}")
     if driver and all(device["kind"] != "gpu" for device in record["devices"]):
-        yield Finding(WARN, f"{what}, gpu", f"nvidia-smi shows one (driver {driver}), {framework} sees none", remedy)
+        yield Finding(WARN, f"{what}, gpu", f"nvidia-smi shows one (driver {driver}); {framework} sees none", remedy)
 
 
 def _problem(level: str, what: str, error: UserError, where: str) -> Finding:
-    """A finding from an error whose last part is its remedy; that names ``where``, if it names no command."""
+    """Make a finding from an error that ends with a remedy; ``where`` is added if the remedy quotes no command."""
     found, _, remedy = str(error).rpartition("; ")
     return Finding(level, what, found, remedy if "'" in remedy else f"{remedy} ({where})")
 
 
 @functools.cache
 def _devices(python: str, framework: str) -> dict[str, Any]:
-    """What ``<framework>/devices.py`` prints in the interpreter ``python``. Raises UserError where that fails."""
+    """Return what ``<framework>/devices.py`` prints in the interpreter ``python``. Raises UserError if that fails."""
     command = [python, f"{framework}/devices.py"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    remedy = f"see what '{' '.join(command)}' says"
+    remedy = f"see the output of '{' '.join(command)}'"
     try:
         asked = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
         )
         if asked.returncode:
             last = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
-            raise UserError(f"it does not list its devices: {last}; {remedy}")
+            raise UserError(f"listing its devices failed: {last}; {remedy}")
         record: dict[str, Any] = json.loads(asked.stdout)
     except subprocess.TimeoutExpired as error:
-        raise UserError(f"it has not listed its devices within {PROBE_SECONDS} s; {remedy}") from error
+        raise UserError(f"listing its devices took more than {PROBE_SECONDS} s; {remedy}") from error
     except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"it does not list its devices: {error}; {remedy}") from error
+        raise UserError(f"listing its devices failed: {error}; {remedy}") from error
     return record
 
 
 def _describe(device: dict[str, Any]) -> str:
-    words = [f"{device['count']} x {device['name']}"]
+    parts = [f"{device['count']} x {device['name']}"]
     if device["memory_bytes"]:
-        words.append(f"{device['memory_bytes'] / 2**30:.0f} GiB")
+        parts.append(f"{device['memory_bytes'] / 2**30:.0f} GiB")
     if device["compute_capability"]:
-        words.append(f"compute capability {device['compute_capability']}")
+        parts.append(f"compute capability {device['compute_capability']}")
     if device["driver"]:
-        words.append(f"driver {device['driver']}")
-    return ", ".join(words)
+        parts.append(f"driver {device['driver']}")
+    return ", ".join(parts)
 
 
 def _nvidia_driver() -> str:
-    """The version of the NVIDIA driver; empty where there is no GPU with one."""
+    """Return the version of the NVIDIA driver; empty if there is no GPU with one."""
     if shutil.which("nvidia-smi") is None:
         return ""
     line = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
@@ -217,53 +217,53 @@ def _nvidia_driver() -> str:
 
 def _slurm(targets: list[str]) -> Finding:
     found = {name: _first_line(name, "--version") for name in ("sbatch", "squeue", "sacct") if shutil.which(name)}
-    said = ", ".join(f"{name} ({version})" for name, version in found.items()) or "not here"
+    text = ", ".join(f"{name} ({version})" for name, version in found.items()) or "not on the PATH"
     if not targets:
-        return Finding(OK, "Slurm", f"{said}; no target needs it")
-    # Where Slurm is installed but has no configuration, --version fails.
+        return Finding(OK, "Slurm", f"{text}; no target needs it")
+    # If Slurm is installed but not configured, --version fails.
     missing = [name for name in ("sbatch", "squeue", "sacct") if not found.get(name, "").startswith("slurm")]
     if not missing:
-        return Finding(OK, "Slurm", said)
+        return Finding(OK, "Slurm", text)
     if found:
-        said = f"{said}; not usable: {', '.join(missing)}"
-    needed_by = (
-        f"needed for --target {', '.join(targets)}: call main.py on a login node of the cluster, or leave them alone "
-        f"(cluster.yaml: targets)"
+        text = f"{text}; not usable: {', '.join(missing)}"
+    remedy = (
+        f"needed for --target {', '.join(targets)}: run main.py on a login node of the cluster, or ignore these "
+        f"targets (cluster.yaml: targets)"
     )
-    return Finding(WARN, "Slurm", said, needed_by)
+    return Finding(WARN, "Slurm", text, remedy)
 
 
 def _wandb(mode: str) -> Finding:
-    """Whether Weights & Biases would be online; ``mode`` is the default target's. The key itself is not shown."""
+    """Check whether Weights & Biases would be online; ``mode`` is the default target's. The key itself is not shown."""
     what = "Weights & Biases"
     mode = os.environ.get("WANDB_MODE", "") if mode == "auto" else mode
     key = preflight.wandb_key()
-    said = f"key in {key}" if key else "no key"
+    text = f"key in {key}" if key else "no key"
     if variables := [name for name in sorted(os.environ) if name.startswith("WANDB_")]:
-        said += f"; set here: {', '.join(variables)}"
+        text += f"; set here: {', '.join(variables)}"
     if open_file := preflight.open_key_file():
-        return Finding(WARN, what, said, open_file)
+        return Finding(WARN, what, text, open_file)
     if mode in ("offline", "disabled", "dryrun"):
-        return Finding(OK, what, f"{mode}; {said}")
+        return Finding(OK, what, f"{mode}; {text}")
     if key:
-        return Finding(OK, what, f"online; {said}")
+        return Finding(OK, what, f"online; {text}")
     if mode == "online":
-        return Finding(WARN, what, said, "cluster.yaml or WANDB_MODE asks for online: '.venv/driver/bin/wandb login'")
-    return Finding(OK, what, f"offline; {said} ('.venv/driver/bin/python -m wandb login' stores one)")
+        return Finding(WARN, what, text, "cluster.yaml or WANDB_MODE asks for online: '.venv/driver/bin/wandb login'")
+    return Finding(OK, what, f"offline; {text} ('.venv/driver/bin/python -m wandb login' stores one)")
 
 
 def _data(dataset: str, target: Target, where: str) -> Finding:
     try:
         return Finding(OK, f"data, {dataset}", datasets.check(dataset, ROOT / target.data))
     except (ValueError, OSError) as error:
-        remedy = f"fix these files, or move them all away, for there is a stand-in ({where})"
+        remedy = f"fix these files, or move them all elsewhere to use a stand-in ({where})"
         return Finding(FAIL, f"data, {dataset}", str(error), remedy)
 
 
 def _disk(folder: Path) -> Finding:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    said = f"{folder}: {free / 1e9:.1f} GB free"
+    text = f"{folder}: {free / 1e9:.1f} GB free"
     try:
         with tempfile.TemporaryFile(dir=existing):
             pass
@@ -271,20 +271,20 @@ def _disk(folder: Path) -> Finding:
         return Finding(
             FAIL,
             "results",
-            f"{folder}: cannot be written: {error.strerror}",
-            f"make it writable for you: 'chmod u+w {existing}'",
+            f"{folder}: not writable: {error.strerror}",
+            f"make it writable: 'chmod u+w {existing}'",
         )
     if free < FREE_BYTES_NEEDED:
-        remedy = f"at least {FREE_BYTES_NEEDED / 1e9:.0f} GB is needed: make room there ('df -h {existing}')"
-        return Finding(FAIL, "results", said, remedy)
-    return Finding(OK, "results", said)
+        remedy = f"at least {FREE_BYTES_NEEDED / 1e9:.0f} GB is needed: free some space ('df -h {existing}')"
+        return Finding(FAIL, "results", text, remedy)
+    return Finding(OK, "results", text)
 
 
 def _first_line(*command: str) -> str:
-    """The first line that ``command`` prints, or in words why there is none."""
+    """Return the first line that ``command`` prints, or the reason if there is none."""
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {error}"
-    last = " ".join(asked.stderr.strip().splitlines()[-1:]) or "says nothing"
+    last = " ".join(asked.stderr.strip().splitlines()[-1:]) or "no output"
     return next(iter(asked.stdout.splitlines()), "").strip() or f"{last} (exit code {asked.returncode})"

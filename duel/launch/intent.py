@@ -1,6 +1,6 @@
-"""What a driver is about to submit to Slurm: noted before its first sbatch, gone once all of it is decided.
+"""What a driver is about to submit to Slurm: recorded before its first sbatch, removed once all of it is settled.
 
-So the next driver knows of a submission that died at any instant, or that Slurm took only a part of.
+So the next driver knows of a submission that died at any point, or that Slurm accepted only in part.
 """
 
 import json
@@ -19,14 +19,14 @@ class Intent:
 
     runs: dict[str, Job]  # by run id, in the order in which they are sent
     since: Second  # s since 1970: when it began
-    waits: str = ""  # why Slurm takes no more of them now; empty: nothing of the kind was seen
+    waits: str = ""  # why Slurm takes no more of them now; empty if no such refusal was seen
     format: int = FORMAT
 
 
 def read(results: Results) -> Intent | None:
-    """The submission that is under way or was interrupted; None where there is none.
+    """Return the submission that is under way or was interrupted; None if there is none.
 
-    Raises Damaged, and OtherVersion where another version of Duel noted it.
+    Raises Damaged, or OtherVersion if another version of Duel recorded it.
     """
     try:
         return files.read_record(results.intent, Intent)
@@ -35,7 +35,7 @@ def read(results: Results) -> Intent | None:
 
 
 def seen(results: Results) -> Intent:
-    """The same, but without any run where there is none or it cannot be read: ``slurm.recover`` says so."""
+    """Return the same, or one without runs if there is none or it cannot be read: ``slurm.recover`` reports that."""
     try:
         return read(results) or Intent({}, 0.0)
     except Damaged:

@@ -1,8 +1,8 @@
-"""Running scripts on this machine: one detached process that takes its runs strictly one after the other.
+"""Run scripts on this machine: one detached process takes its runs strictly one after the other.
 
 submitit's local executor would start all of them at once; they would share the cores (or the one GPU) and every number
-would be void. Small proofs, of which nothing is timed, are started side by side; those that need the device for
-themselves wait for each other.
+would be void. Small proofs, in which nothing is timed, run concurrently; those that need the device to themselves wait
+for each other.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from duel.table import merge
 GO = b"go\n"
 LOG_TAIL_BYTES = 4096
 MOST_PROOFS = 4  # at once: each takes up to 2 GiB
-LOOK_SECONDS = 10.0  # between two looks at whether a run that waits for its session was cancelled
+LOOK_SECONDS = 10.0  # between two checks whether a run waiting for its session was cancelled
 
 
 def check_interpreter(python: str, framework: str, where: str) -> str:
-    """The framework's version in the interpreter ``python``. Raises UserError where either is missing."""
+    """Return the framework's version in the interpreter ``python``. Raises UserError if either is missing."""
     distribution = FRAMEWORKS[framework]
     remedy = f"'make {framework}-env' makes one, or set {where}"
     try:
@@ -56,7 +56,7 @@ class Local:
     """Starts scripts on this machine (``duel.launch.submit.Scheduler``)."""
 
     def check(self, launches: list[Launch]) -> None:
-        """Raises UserError where an interpreter or a data set is not as it must be."""
+        """Raise UserError if an interpreter or a data set is missing or unusable."""
         for launch in launches:
             for framework in launch.job.frameworks:
                 where = f"cluster.yaml: targets.{launch.job.target}.python.{framework}"
@@ -68,20 +68,20 @@ class Local:
                 raise UserError(str(error)) from error
 
     def preview(self, launches: list[Launch], cluster: Cluster) -> None:
-        """Nothing: they start at once."""
+        """Show nothing: the runs start at once."""
 
     def start(self, launches: list[Launch], results: Results, say: Callable[[str], None]) -> list[Run]:
-        """Make the folders and start one process that works them off; returns the runs."""
+        """Make the folders and start one process that works through them; returns the runs."""
         runs = submit.create(launches, results, this_process())
         start(runs)
         return runs
 
 
 def start(runs: list[Run]) -> None:
-    """Start the process that works off ``runs``, whose folders exist, and hand them over to it.
+    """Start the process that works through ``runs``, whose folders exist, and hand them over to it.
 
-    The process waits for our word: until then the folders are ours, so that no status has two writers. Where we die
-    before, it ends, and the runs show as lost.
+    The process waits for ``GO``: until then the folders are ours, so that no status has two writers. If we die before
+    that, it exits, and the runs show as lost.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     with open(runs[0].folder / "worker.txt", "ab") as errors:
@@ -105,7 +105,7 @@ def start(runs: list[Run]) -> None:
 def work(runs: list[Run], results: Results) -> None:
     """Run each script that is still queued, not before its time; a failure of one does not stop the next.
 
-    Small proofs side by side, and all else one after the other.
+    Small proofs run concurrently, everything else one after the other.
     """
     began = time.time()
     planned = [run.launch().job for run in runs]
@@ -135,7 +135,7 @@ def _run(run: Run, results: Results, start: float) -> None:
         ).returncode
     if run.stored_status().state not in TERMINAL:
         run.settle(state=FAILED, exit_code=code, cause=_cause(run, code), why="code")
-    with contextlib.suppress(OSError, UserError):  # a results.csv that is not ours: every command of the driver says so
+    with contextlib.suppress(OSError, UserError):  # a results.csv that is not ours: every driver command reports it
         merge(results)
 
 
@@ -143,7 +143,7 @@ def _cause(run: Run, code: int) -> str:
     if code < 0 or code > 128:
         return f"killed by signal {abs(code) % 128}"
     text = files.read(run.launcher_log, LOG_TAIL_BYTES, last=True).decode(errors="replace")
-    last = (text.strip().splitlines() or ["it printed nothing"])[-1]
+    last = (text.strip().splitlines() or ["no output"])[-1]
     return f"exit code {code}: {last}"
 
 

@@ -1,4 +1,4 @@
-"""Choosing runs, following them, reading their logs and ending them."""
+"""Choose runs, follow them, print their logs and cancel them."""
 
 import contextlib
 import difflib
@@ -21,14 +21,14 @@ from duel.results import Results, Run
 from duel.states import CANCELLED, FINISHED, QUEUED, SKIPPED, TERMINAL
 
 TERMINATE_SECONDS = 60.0
-# A controller serves everyone: it is asked seldom, and more seldom the longer it takes.
+# The controller is shared by everyone: query it rarely, and even less often the longer it takes to answer.
 SLURM_SECONDS, SLURM_SECONDS_MOST = 30.0, 120.0
 FOLDER_SECONDS = 0.5
-MOST_VALID = 12  # values that an error lists: there may be hundreds of groups
+MOST_VALID = 12  # values listed in an error: there may be hundreds of groups
 
 
 def find(results: Results, name: str) -> Run:
-    """The run called ``name``, or the only one whose id begins so. Raises UserError with near ids otherwise."""
+    """Return the run ``name``, or the only one whose id begins with it. Otherwise raises UserError with similar ids."""
     runs = {run.id: run for run in results.runs()}
     if name in runs:
         return runs[name]
@@ -38,14 +38,14 @@ def find(results: Results, name: str) -> Run:
     if begun:
         raise UserError(f"{len(begun)} runs begin with {name!r}: {', '.join(begun[-5:])}")
     near = difflib.get_close_matches(name, runs, n=3, cutoff=0.4)
-    hint = f"near: {', '.join(near)}" if near else "'python main.py status' lists them"
+    hint = f"did you mean {', '.join(near)}?" if near else "'python main.py status' lists them"
     raise UserError(f"no run {name!r} in {results.folder / 'runs'}; {hint}")
 
 
 def select(runs: list[RunView], args: Namespace, results: Results) -> list[RunView]:
-    """The runs that the options of a command choose: those named, or all that fit every filter.
+    """Return the runs that the options of a command choose: those named, or all that match every filter.
 
-    Raises UserError where a name is no run's, or nothing fits.
+    Raises UserError if a name is unknown or nothing matches.
     """
     named = {find(results, name).id for name in args.runs}
     filters = {name: getattr(args, name) for name in FILTERS}
@@ -58,18 +58,18 @@ def select(runs: list[RunView], args: Namespace, results: Results) -> list[RunVi
     if not chosen and (named or filters):
         asked = " ".join([*sorted(named), *(f"--{name} {value}" for name, value in filters.items())])
         if not runs:
-            raise UserError(f"no run fits {asked}: there are no runs yet")
+            raise UserError(f"no run matches {asked}: there are no runs yet")
         valid = {name: sorted({str(getattr(seen, name)) for seen in runs}) for name in filters}
         there = "; ".join(f"{name}: {', '.join(values[-MOST_VALID:]) or 'none'}" for name, values in valid.items())
-        raise UserError(f"no run fits {asked}" + (f"; there are {there}" if there else ""))
+        raise UserError(f"no run matches {asked}" + (f"; available: {there}" if there else ""))
     return chosen
 
 
 def to_compare(args: Namespace, results: Results) -> list[Run]:
-    """The runs that ``args`` choose and the others of their groups; without a choice those that were started last,
-    by one command. A validation measures nothing and is left out.
+    """Return the runs that ``args`` choose and the others of their groups; without a choice, those that the last
+    command started. Validations measure nothing and are left out.
 
-    Raises UserError as ``select`` does, and where there is nothing to compare.
+    Raises UserError as ``select`` does, and if there is nothing to compare.
     """
     runs = state.look(results).runs
     chosen = select(runs, args, results)
@@ -79,16 +79,16 @@ def to_compare(args: Namespace, results: Results) -> list[Run]:
     if has_selection(args):
         groups = {seen.group for seen in chosen if not seen.is_validation}
         if not groups:
-            raise UserError("a validation measures nothing; 'python main.py validate' says what it proved")
+            raise UserError("a validation measures nothing; 'python main.py validate' shows what it proved")
     else:
-        # Groups of one command differ in what they measure, and end with the same stamp.
+        # Groups of one command differ in what they measure but end with the same stamp.
         last = measured[-1].group.partition("-")[2]
         groups = {seen.group for seen in measured if seen.group.partition("-")[2] == last}
     return [seen.run for seen in measured if seen.group in groups]
 
 
 def follow(results: Results, runs: list[Run] | None, until: Callable[[Snapshot], bool]) -> None:
-    """Snapshot at ``runs`` (or all) again and again, at Slurm seldom, until ``until`` has seen enough."""
+    """Poll ``runs`` (or all of them), and Slurm only rarely, until ``until`` returns true for a snapshot."""
     look = state.look(results, runs)
     every = SLURM_SECONDS
     while not until(look):
@@ -103,7 +103,7 @@ def follow(results: Results, runs: list[Run] | None, until: Callable[[Snapshot],
 
 
 def wait(runs: list[Run], results: Results) -> bool:
-    """Follow ``runs`` to their end: in place on a terminal, elsewhere a line for each change. True if all finished."""
+    """Follow ``runs`` to their end, in place on a terminal, else a line per change. True if all finished or skipped."""
     with display.live() as show:
 
         def until(look: Snapshot) -> bool:
@@ -115,7 +115,7 @@ def wait(runs: list[Run], results: Results) -> bool:
 
 
 def watch(results: Results, chosen: Callable[[Snapshot], Snapshot]) -> None:
-    """Show the runs that ``chosen`` leaves of all until they have ended, as ``wait`` does."""
+    """Show the runs that ``chosen`` selects until all have ended, as ``wait`` does."""
     with display.live() as show:
 
         def until(look: Snapshot) -> bool:
@@ -127,7 +127,7 @@ def watch(results: Results, chosen: Callable[[Snapshot], Snapshot]) -> None:
 
 
 def print_log(run: Run, follow: bool) -> None:
-    """Print what the run has printed; with ``follow`` until it ends."""
+    """Print a run's output so far; with ``follow``, continue until it ends."""
     offset, path = 0, run.log
     while True:
         ended = run.status().state in TERMINAL
@@ -143,7 +143,7 @@ def print_log(run: Run, follow: bool) -> None:
 
 
 def _log(run: Run) -> Path:
-    """The file that has most of it: Slurm's log, which holds its own words too; what the run printed; what bash did."""
+    """Return the most complete log: Slurm's, with Slurm's own messages; else the run's output; else that of bash."""
     job_id = run.status().slurm_job_id
     with contextlib.suppress(Damaged):
         job_id = job_id or run.launch().slurm_job_id
@@ -152,7 +152,7 @@ def _log(run: Run) -> Path:
 
 
 def _print_from(path: Path, offset: int) -> int:
-    """Print what ``path`` has from byte ``offset`` on; returns where it ends. A terminal gets no control characters."""
+    """Print ``path`` from byte ``offset`` on, without control characters on a terminal, and return the new offset."""
     try:
         text = files.read(path, files.LOG_BYTES)[offset:]
     except FileNotFoundError:
@@ -162,17 +162,20 @@ def _print_from(path: Path, offset: int) -> int:
 
 
 def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> bool:
-    """End runs, saying what happened to each. False where one cannot be ended from here, or has not ended in time."""
+    """Cancel runs, reporting what happened to each. Return False if one has not ended in time.
+
+    Raises UserError for a run that can only be cancelled elsewhere.
+    """
     ending = []
     for seen in state.look(results, runs).runs:
         if seen.ended:
-            say(f"{seen.id} is {seen.state} already")
+            say(f"{seen.id} is already {seen.state}")
         elif seen.in_slurm or _end_here(seen):
             ending.append(seen)
     in_slurm = [seen for seen in ending if seen.in_slurm]
     _scancel(in_slurm)
     for seen in in_slurm:
-        # Its job, if it begins all the same, finds this and ends.
+        # If its job starts anyway, it finds this and exits.
         if seen.run.stored_status().state == QUEUED:
             _settle_unstarted(seen.run)
     until = time.monotonic() + TERMINATE_SECONDS
@@ -181,7 +184,7 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
     for seen in ending:
         status = seen.run.status()
         before = ": cancelled before it started" if status.state == CANCELLED and not status.started else ""
-        late = f" has not ended {TERMINATE_SECONDS:.0f} s after it was asked to" if seen.run in alive else ""
+        late = f" has not ended within {TERMINATE_SECONDS:.0f} s" if seen.run in alive else ""
         say(f"{seen.id}{late or ' ' + status.state + before}")
     return not alive
 
@@ -194,7 +197,7 @@ def _end_here(seen: RunView) -> bool:
     """Ask a run on this machine to end."""
     owner = seen.status.owner
     if owner.host != os.uname().nodename:
-        raise UserError(f"{seen.id} runs on {owner.host or 'a machine that it does not name'}; cancel it there")
+        raise UserError(f"{seen.id} runs on {owner.host or 'an unknown machine'}; cancel it there")
     if seen.state == QUEUED and not seen.status.phase:
         _settle_unstarted(seen.run)
     else:
@@ -203,9 +206,9 @@ def _end_here(seen: RunView) -> bool:
 
 
 def _scancel(runs: list[RunView]) -> None:
-    """Ask Slurm to end the jobs of ``runs``. Raises UserError with scancel's own words.
+    """Ask Slurm to cancel the jobs of ``runs``. Raises UserError with scancel's message.
 
-    A job whose number is not known is found by its name, among those of its user: others may have one of that name.
+    A job with an unknown id is found by its name, among its user's jobs only: others may have one of that name.
     """
     for seen in runs:
         if elsewhere(seen.launch.cluster):
@@ -217,10 +220,10 @@ def _scancel(runs: list[RunView]) -> None:
         try:
             asked = subprocess.run(["scancel", *arguments], capture_output=True, text=True, timeout=60, check=False)
         except subprocess.TimeoutExpired:
-            raise UserError("Slurm does not answer: scancel has not ended within 60 s; try again later") from None
+            raise UserError("Slurm does not answer: scancel timed out after 60 s; try again later") from None
         except OSError as error:
-            raise UserError(f"scancel: {error.strerror}; cancel where Slurm is") from error
-        words = " ".join(asked.stderr.split())
-        # A job that has ended meanwhile is no reason to stop: what became of it is in its folder.
-        if asked.returncode and not ("Invalid job id" in words or "already complet" in words):
-            raise UserError(f"scancel: {words or f'exit code {asked.returncode}'}")
+            raise UserError(f"scancel: {error.strerror}; cancel it where Slurm is available") from error
+        message = " ".join(asked.stderr.split())
+        # A job that has ended in the meantime is no reason to stop: its run's folder records how it ended.
+        if asked.returncode and not ("Invalid job id" in message or "already complet" in message):
+            raise UserError(f"scancel: {message or f'exit code {asked.returncode}'}")

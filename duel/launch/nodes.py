@@ -1,4 +1,4 @@
-"""The nodes of a partition: which take no jobs now, why and until when, and what they have at most."""
+"""The nodes of a partition: which take no jobs now, why and until when, and their maximum resources."""
 
 import re
 import subprocess
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from duel.launch import directives
 
 ASK_SECONDS = 60.0
-SHOWN = 8  # names of nodes, and groups of them, in one remark
-# Parts of a node's state in which it starts nothing; '*' behind it: it does not respond.
+SHOWN = 8  # node names, and groups of them, in one message
+# Parts of the state of a node that starts no jobs; a trailing '*' means that it does not respond.
 _CLOSED = re.compile(r"DOWN|DRAIN|FAIL|MAINT|RESERVED|UNKNOWN|RESPOND|INVAL|REBOOT|\*")
-_SWITCHED_OFF = re.compile(r"POWER(ED|ING)_DOWN")  # Slurm switches it on for a job
+_SWITCHED_OFF = re.compile(r"POWER(ED|ING)_DOWN")  # Slurm powers it up for a job
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node as it is configured, and its state of the moment."""
+    """One node: its configuration and current state."""
 
     name: str
     partitions: tuple[str, ...]
     state: str
-    reason: str  # who took it out of service says why, and when
+    reason: str  # why it is out of service, and since when
     cpus: int
     memory: int  # MB
     gres: str  # 'gpu:h100:4,tpu:2'
@@ -32,7 +32,7 @@ class Node:
         return bool(_CLOSED.search(_SWITCHED_OFF.sub("", self.state)))
 
     def devices(self, name: str, kind: str) -> int:
-        """How many of ``name`` ('gpu') it has, of the type ``kind`` or of any."""
+        """Return how many of ``name`` ('gpu') it has, of type ``kind`` or, if that is empty, of any type."""
         total = 0
         for found in re.finditer(r"(?:^|,)([^:,(]+)(?::([A-Za-z][^:,(]*))?(?::(\d+))?(?=[(,]|$)", self.gres):
             if found[1] == name and kind.lower() in ("", (found[2] or "").lower()):
@@ -41,13 +41,13 @@ class Node:
 
 
 def of_partitions(names: Iterable[str]) -> list[Node]:
-    """The nodes of these partitions; none where Slurm does not say."""
+    """Return the nodes of these partitions; none if Slurm does not list them."""
     wanted = set(names)
     return [node for node in map(_node, _lines("node")) if node and wanted & set(node.partitions)]
 
 
 def _lines(what: str) -> list[str]:
-    """What ``scontrol show`` prints of each ``what``, a line for each."""
+    """Return the lines of ``scontrol show``, one for each ``what``; none if it fails."""
     command = ["scontrol", "show", what, "--oneliner"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
@@ -69,27 +69,27 @@ def _node(line: str) -> Node | None:
             int(fields["RealMemory"]),
             fields.get("Gres", "").replace("(null)", ""),
         )
-    except (KeyError, ValueError):  # a line of another form
+    except (KeyError, ValueError):  # a line in another format
         return None
 
 
 def closed(nodes: list[Node]) -> str:
-    """Which of ``nodes`` take no jobs now, and why, in words; empty where all do."""
+    """Describe which of ``nodes`` take no jobs now, and why; empty if all do."""
     groups: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         if node.closed:
             groups.setdefault((node.state.lower(), node.reason), []).append(node.name)
-    said = []
+    lines = []
     for (state, reason), names in groups.items():
-        said.append(f"{_named(names)} {state}" + (f" ({reason})" if reason else ""))
-    more = [f"and {len(said) - SHOWN} more such groups"] if len(said) > SHOWN else []
-    return "; ".join([*said[:SHOWN], *more])
+        lines.append(f"{_named(names)} {state}" + (f" ({reason})" if reason else ""))
+    more = [f"and {len(lines) - SHOWN} more such groups"] if len(lines) > SHOWN else []
+    return "; ".join([*lines[:SHOWN], *more])
 
 
 def reserved(partitions: Iterable[str], maintenance: bool) -> str:
-    """Which nodes of ``partitions`` are reserved, by what and until when, in words; empty where none is.
+    """Describe which nodes of ``partitions`` are reserved, by what and until when; empty if none is.
 
-    ``maintenance``: for that alone.
+    ``maintenance``: only reservations for maintenance.
     """
     found = []
     for line in _lines("reservation"):
@@ -98,12 +98,12 @@ def reserved(partitions: Iterable[str], maintenance: bool) -> str:
         if "ReservationName" in fields and (kind or not maintenance):
             found.append((kind, fields))
     ours = {node.name for node in of_partitions(partitions)} if found else set()
-    said = []
+    lines = []
     for kind, fields in found:
         if names := [name for name in _expanded(fields.get("Nodes", "")) if name in ours]:
             span = f"from {fields.get('StartTime')} until {fields.get('EndTime')}"
-            said.append(f"{_named(names)} reserved{kind} ({fields['ReservationName']}) {span}")
-    return "; ".join(said[:SHOWN])
+            lines.append(f"{_named(names)} reserved{kind} ({fields['ReservationName']}) {span}")
+    return "; ".join(lines[:SHOWN])
 
 
 def _named(names: list[str]) -> str:
@@ -112,7 +112,7 @@ def _named(names: list[str]) -> str:
 
 
 def _expanded(names: str) -> list[str]:
-    """``h100-[1-2]`` as two names; Slurm's own rules, which ask no controller."""
+    """Expand ``h100-[1-2]`` into two names by Slurm's own rules, which need no controller."""
     command = ["scontrol", "show", "hostnames", names]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False).stdout.split()
@@ -121,25 +121,25 @@ def _expanded(names: str) -> list[str]:
 
 
 def too_much(lines: list[str], nodes: list[Node]) -> tuple[str, str] | None:
-    """The option by which ``lines`` ask for more than these nodes have when all are in service, and why.
+    """Return the option by which ``lines`` request more than these nodes have even with all in service, and why.
 
-    None where they have it, or where that cannot be told: not every option is looked at.
+    None if they have enough, or if that cannot be determined: not every option is checked.
     """
     first = re.match(r"\d+", directives.value(lines, "--nodes") or "1")
     wanted = int(first[0]) if first else 1
     fitting = nodes
     if len(nodes) < wanted:
-        return "--nodes", f"there are {len(nodes)} nodes"
+        return "--nodes", f"there are only {len(nodes)} nodes"
     for option, what, has in _conditions(lines):
         fitting = [node for node in fitting if has(node)]
         if len(fitting) < wanted:
-            enough = "no node has" if not fitting else f"{len(fitting)} of {len(nodes)} nodes have"
+            enough = "no node has" if not fitting else f"only {len(fitting)} of {len(nodes)} nodes have"
             return option, f"{enough} {what}"
     return None
 
 
 def _conditions(lines: list[str]) -> list[tuple[str, str, Callable[[Node], bool]]]:
-    """What each node must have: the option that asks for it, in words, and as a question to a node."""
+    """Return what each node must have: the option that requests it, its description, and a test of one node."""
     found: list[tuple[str, str, Callable[[Node], bool]]] = []
     memory = re.fullmatch(r"(\d+)([KMGT]?)B?", (directives.value(lines, "--mem") or "").upper())
     if memory:
@@ -160,7 +160,7 @@ def _conditions(lines: list[str]) -> list[tuple[str, str, Callable[[Node], bool]
 
 
 def _gres(text: str) -> tuple[str, str, int | None]:
-    """Name, type and count of ``gpu:h100:4``, ``gpu:4`` or ``gpu``; no count where it is of another form."""
+    """Return name, type and count of ``gpu:h100:4``, ``gpu:4`` or ``gpu``; no count for any other format."""
     form = re.fullmatch(r"([A-Za-z_]\w*)(?::([A-Za-z][\w.-]*))?(?::(\d+))?", text)
     return (form[1], form[2] or "", int(form[3] or 1)) if form else (text, "", None)
 

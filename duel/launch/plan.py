@@ -1,4 +1,4 @@
-"""From the command line to the jobs: benchmarks times use cases times frameworks, as far as the target goes."""
+"""From the command line to jobs: benchmarks x use cases x frameworks, where the target supports them."""
 
 import argparse
 import dataclasses
@@ -16,7 +16,10 @@ from duel.terminal import Table, warn
 
 
 def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[Job]:
-    """What ``args`` (``duel.options``, and main.py's own) ask for. Raises UserError for what the target cannot take."""
+    """Return the jobs that ``args`` request (``duel.options`` and main.py's own options).
+
+    Raises UserError for what the target cannot run.
+    """
     name, target = cluster.target(args.target)
     frameworks = [args.framework] if args.framework else [PAIRED] if args.paired else []
     for framework in FRAMEWORKS if not frameworks else ():
@@ -62,12 +65,12 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
             ]
     planned = [job for session in range(args.sessions or 1) for job in _of_session(planned, session, args)]
     if not planned:
-        raise UserError(f"target {name!r} takes none of it: nothing is left to run")
+        raise UserError(f"target {name!r} supports none of this: nothing is left to run")
     return planned
 
 
 def _of_session(planned: list[Job], session: int, args: argparse.Namespace) -> list[Job]:
-    """``planned`` as the ``session``-th of several, from 0, with its share of the preset's pairs."""
+    """Return ``planned`` as session number ``session``, counted from 0, with its share of the preset's pairs."""
     if not args.sessions:
         return planned
     delay = session * (args.spacing or SPACING)
@@ -80,24 +83,24 @@ def _of_session(planned: list[Job], session: int, args: argparse.Namespace) -> l
 
 
 def _modes(args: argparse.Namespace, name: str, target: Target, benchmark: str, use_case: int) -> list[str]:
-    """The mode that is asked for, or those of its waterfall. Raises UserError where it turns what is not there."""
+    """Return the requested mode, or those of its waterfall. Raises UserError if it turns an inapplicable switch."""
     if args.mode != modes.WATERFALL:
         modes.refuse(args.mode, benchmark, use_case)
         return [args.mode]
     if not (kind := args.device or target.device):
         raise UserError(
-            f"--mode {modes.WATERFALL}: which switches there are is a matter of the device: --device "
-            f"{'|'.join(DEVICE_KINDS)} is needed here, or targets.{name}.device in cluster.yaml"
+            f"--mode {modes.WATERFALL}: the switches depend on the device: set --device "
+            f"{'|'.join(DEVICE_KINDS)}, or targets.{name}.device in cluster.yaml"
         )
     turns = modes.waterfall(benchmark, use_case, args.precision, kind)
     if not turns:
         what = f"{USE_CASES[use_case].name} of {benchmark} on a {kind}"
-        raise UserError(f"--mode {modes.WATERFALL}: {modes.TUNED} turns no switch of {what}")
+        raise UserError(f"--mode {modes.WATERFALL}: {modes.TUNED} changes no switch of {what}")
     return modes.of_waterfall(turns)
 
 
 def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, int]:
-    """Nodes, and devices on each, of a use case with many: by default one node, and as many as it gives."""
+    """Return the nodes, and the devices per node, of a multi-device use case: by default all devices of one node."""
     nodes, devices = args.nodes or 1, args.devices or target.devices_per_node[-1]
     if args.nodes is None and devices == 1:
         nodes = min(target.nodes, 2)
@@ -110,7 +113,7 @@ def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, 
 
 
 def _check_batches(options: dict[str, Any], devices: int) -> None:
-    """Raises UserError where batches that were asked for cannot be cut as asked."""
+    """Raise UserError if the requested batches cannot be divided as requested."""
     for batch_size in options["batch_sizes"]:
         strong = options.get("scaling") == STRONG
         if strong and batch_size % devices:
@@ -121,7 +124,7 @@ def _check_batches(options: dict[str, Any], devices: int) -> None:
 
 
 def table(planned: list[Job]) -> Table:
-    """What would be started, a line for each benchmark in each use case and mode."""
+    """Return a table of what would be started, one line per benchmark, use case and mode."""
     pairs: dict[tuple[str, int, str], list[Job]] = {}
     for job in planned:
         pairs.setdefault((job.benchmark, job.use_case, job.mode), []).append(job)
@@ -134,7 +137,7 @@ def table(planned: list[Job]) -> Table:
         names += " in turn" if job.framework == PAIRED else ""
         lines.append([benchmark, f"{use_case} {USE_CASES[use_case].name}", mode, names, devices, str(rows)])
     head = ["benchmark", "use case", "mode", "frameworks", "devices", "rows"]
-    notes = [f"{sum(len(job.rows()) for job in planned)} rows by {len(planned)} scripts"]
+    notes = [f"{sum(len(job.rows()) for job in planned)} rows in {len(planned)} scripts"]
     delays = sorted({job.delay for job in planned})
     if len(delays) > 1:
         notes.append(f"{len(delays)} sessions, {delays[1] / 3600:g} h from the start of one to the next")

@@ -1,4 +1,4 @@
-"""How sbatch is called, and what it would do with a script, asked before anything is submitted."""
+"""Build sbatch calls, and ask sbatch what it would do with a script before anything is submitted."""
 
 import netrc
 import os
@@ -22,25 +22,25 @@ from duel.terminal import Table
 if TYPE_CHECKING:
     from duel.launch.submit import Launch
 
-TEST_SECONDS = 90  # sbatch itself looks for a missing slurm.conf for 60 s
-# A controller serves everyone: to find the line that it refuses, it is asked so often at most, with a pause between.
+TEST_SECONDS = 90  # sbatch itself spends 60 s looking for a missing slurm.conf
+# The controller is shared by everyone: to find the line that it refuses, query it at most this often, with pauses.
 MOST_ASKED, ASKED_PAUSE_SECONDS = 20, 0.2
-# wandb 0.31 looks for a key of its newer server first, and then of the one that everybody knows.
+# wandb 0.31 looks for a key of its newer server first, then of the well-known one.
 WANDB_HOSTS = ["api.forge.coreweave.com", "api.wandb.ai"]
 
 
 def command(target: Target, arguments: list[str], before: Collection[str] = ()) -> list[str]:
-    """The target's submit command with ``arguments``, in a shell that has run the target's lines for it, if any."""
-    words = [*before, *shlex.split(target.submit), *arguments]
+    """Return the target's submit command with ``arguments``, in a shell that first runs its set-up lines, if any."""
+    argv = [*before, *shlex.split(target.submit), *arguments]
     if not target.setup.submit:
-        return words
-    # What these lines print must not be taken for sbatch's answer.
+        return argv
+    # The output of these lines must not be mistaken for sbatch's answer.
     lines = "\n".join(["set -e", "{", *target.setup.submit, "} >&2", 'exec "$@"'])
-    return ["bash", "-c", lines, "bash", *words]
+    return ["bash", "-c", lines, "bash", *argv]
 
 
 def wandb_key() -> str:
-    """Where Weights & Biases would find a key; empty for nowhere. wandb itself is not asked: it may ask its server."""
+    """Return where Weights & Biases would find a key; empty if nowhere. wandb is not asked: it may query its server."""
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         if os.environ.get(name):
             return name
@@ -55,7 +55,7 @@ def wandb_key() -> str:
 
 
 def open_key_file() -> str:
-    """What is wrong with a file of keys that others can read, and how to fix it; empty if nothing is."""
+    """Return a warning, with its fix, about a key file that others can read; empty if there is no such problem."""
     path = _netrc()
     try:
         mode = path.stat().st_mode
@@ -70,16 +70,16 @@ def _netrc() -> Path:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a script asks for and when Slurm would start it, in words."""
+    """What a script requests and when Slurm would start it, as text."""
 
     asks: str
     start: str
     warnings: list[str]
-    silence: str = ""  # sbatch's words where Slurm did not answer
+    silence: str = ""  # sbatch's message if Slurm did not answer
 
 
 def plan(launches: "list[Launch]", cluster: Cluster) -> Table:
-    """What would be submitted, and warnings. Slurm is asked once about scripts that ask for the same.
+    """Return a table of what would be submitted, with warnings. Slurm is asked only once about identical requests.
 
     Raises UserError as ``forecast`` does.
     """
@@ -92,63 +92,63 @@ def plan(launches: "list[Launch]", cluster: Cluster) -> Table:
             known[asked] = forecast(launch.job, launch.text, cluster, silence)
             silence = known[asked].silence
         lines.append((f"{launch.job.stem}.sh", known[asked].asks, known[asked].start))
-    warnings = dict.fromkeys(f"warning: {words}" for asked in known.values() for words in asked.warnings)
-    return Table(["script", "asks for", "would start"], lines, list(warnings))
+    warnings = dict.fromkeys(f"warning: {text}" for asked in known.values() for text in asked.warnings)
+    return Table(["script", "requests", "would start"], lines, list(warnings))
 
 
 def forecast(job: Job, text: str, cluster: Cluster, silence: str = "") -> Forecast:
-    """Ask ``sbatch --test-only`` about the script ``text`` of ``job``, and set its limits against the partition's.
+    """Ask ``sbatch --test-only`` about the script ``text`` of ``job``, and check it against the partition's limits.
 
-    Where ``silence`` has words, Slurm gave no answer a moment ago and is not asked. Raises UserError, with sbatch's
-    words and the line of cluster.yaml behind them, for what Slurm would refuse forever, or take and never start, and
-    where sbatch does not know whom to ask.
+    A non-empty ``silence`` means that Slurm has just failed to answer: it is not asked again. Raises UserError, with
+    sbatch's message and the responsible line of cluster.yaml, for what Slurm would refuse forever, or accept and never
+    start, and if sbatch does not know its controller.
     """
     target = cluster.targets[job.target].for_job(job)
     lines = directives.of_script(text)
-    said = directives.warnings(lines)
+    notes = directives.warnings(lines)
     with environment(target) as left_out:
-        said += [*remarks(left_out, target, job.target, lines), *filter(None, [open_key_file()])]
-        words, code = (silence, 1) if silence else _test(text, target)
-        if code and refusal.is_unconfigured(words):
+        notes += [*remarks(left_out, target, job.target, lines), *filter(None, [open_key_file()])]
+        message, code = (silence, 1) if silence else _test(text, target)
+        if code and refusal.is_unconfigured(message):
             raise UserError(
-                f"Slurm did not answer: {words}; call main.py where sbatch knows its cluster (a login node, with its "
-                f"SLURM_CONF if it has one), or take a target with 'scheduler: local' (cluster.yaml: targets)"
+                f"Slurm did not answer: {message}; run main.py where sbatch knows its cluster (a login node, with its "
+                f"SLURM_CONF if it has one), or use a target with 'scheduler: local' (cluster.yaml: targets)"
             )
-        if code and refusal.is_silence(words):
-            said.append(f"Slurm did not answer: {words}; the jobs are sent all the same, once it does")
-            return Forecast(_asks(lines), "unknown: Slurm did not answer", said, silence=words)
+        if code and refusal.is_silence(message):
+            notes.append(f"Slurm did not answer: {message}; the jobs are sent anyway, once it does")
+            return Forecast(_asks(lines), "unknown: Slurm did not answer", notes, silence=message)
         partitions = _of(lines, _partitions())
         names = [partition["PartitionName"] for partition in partitions]
         if code:
             start = "unknown"
-            said.append(_refused(job, text, words, target, cluster, names))
+            notes.append(_refused(job, text, message, target, cluster, names))
         else:
-            start = _start(words)
+            start = _start(message)
             if not start.startswith("at once") and (shut := nodes.reserved(names, maintenance=True)):
-                said.append(shut)
-    said += _limits(job, lines, partitions, cluster)
-    return Forecast(_asks(lines), start, said)
+                notes.append(shut)
+    notes += _limits(job, lines, partitions, cluster)
+    return Forecast(_asks(lines), start, notes)
 
 
 def _of(lines: list[str], partitions: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Those of ``partitions`` that a script with ``lines`` may run in."""
+    """Return those of ``partitions`` that a script with ``lines`` may run in."""
     name = directives.value(lines, "--partition")
     wanted = (name or "").split(",")
     return [p for p in partitions if p["PartitionName"] in wanted or (not name and p["Default"] == "YES")]
 
 
-def _refused(job: Job, text: str, words: str, target: Target, cluster: Cluster, partitions: list[str]) -> str:
-    """What to say of a refusal that passes with time. Raises UserError for one that does not.
+def _refused(job: Job, text: str, message: str, target: Target, cluster: Cluster, partitions: list[str]) -> str:
+    """Return a warning about a refusal that passes with time. Raises UserError for one that does not.
 
     ``partitions`` are the names of those that the script may run in.
     """
-    problem = f"Slurm refuses {job.stem}.sh: {words}"
-    if refusal.is_full(words):
+    problem = f"Slurm refuses {job.stem}.sh: {message}"
+    if refusal.is_full(message):
         return (
-            f"Slurm takes no more jobs now ({refusal.full(words)}): what it does not take stays queued, "
-            f"and the same command sends it later"
+            f"Slurm takes no more jobs now ({refusal.full(message)}): those that it does not take stay queued, "
+            f"and the same command sends them later"
         )
-    if refusal.is_of_nodes(words):
+    if refusal.is_of_nodes(message):
         members = nodes.of_partitions(partitions)
         shut = nodes.closed(members)
         over = nodes.too_much(directives.of_script(text), members) if shut else None
@@ -156,18 +156,18 @@ def _refused(job: Job, text: str, words: str, target: Target, cluster: Cluster, 
             raise UserError(f"{problem}; {over[1]}{_line_of(job, text, over[0], cluster)}")
         if shut or not members:
             reservations = nodes.reserved(partitions, maintenance=False) if members else ""
-            why = "; ".join(filter(None, [shut, reservations])) or "which nodes there are cannot be asked"
-            return f"Slurm has no place for this now ({words}): {why}; the jobs are sent all the same, and wait"
-    if refusal.is_of_nodes(words) or refusal.is_for_ever(words):
-        raise UserError(f"{problem}{_culprits(job, text, words, target, cluster)}")
-    return f"Slurm says: {words}; the jobs are sent all the same, and sbatch decides"
+            why = "; ".join(filter(None, [shut, reservations])) or "its nodes cannot be listed"
+            return f"Slurm has no nodes for this now ({message}): {why}; the jobs are sent anyway, and wait"
+    if refusal.is_of_nodes(message) or refusal.is_for_ever(message):
+        raise UserError(f"{problem}{_culprits(job, text, message, target, cluster)}")
+    return f"Slurm says: {message}; the jobs are sent anyway, and sbatch decides"
 
 
 def _limits(job: Job, lines: list[str], mine: list[dict[str, str]], cluster: Cluster) -> list[str]:
-    """What the partitions' own limits say of a script with ``lines``. Raises UserError where it would wait forever."""
-    said = []
+    """Return warnings from the limits of the partitions ``mine``. Raises UserError if the job would wait forever."""
+    notes = []
     if mine and all(partition["State"] != "UP" for partition in mine):
-        said.append(f"partition {mine[0]['PartitionName']} is {mine[0]['State']}: the job waits until that changes")
+        notes.append(f"partition {mine[0]['PartitionName']} is {mine[0]['State']}: the job waits until that changes")
     blocks = [over for partition in mine if (over := _over_limit(lines, partition))]
     if mine and len(blocks) == len(mine):
         option, why = blocks[0]
@@ -176,12 +176,12 @@ def _limits(job: Job, lines: list[str], mine: list[dict[str, str]], cluster: Clu
         problem = f"{job.stem}.sh would wait forever: {why}; {where}: {line}"
         if directives.value(lines, "--qos") is None:
             raise UserError(problem)
-        said.append(f"{problem} (unless the QOS lifts that)")
-    return said
+        notes.append(f"{problem} (unless the QOS lifts that limit)")
+    return notes
 
 
 def _test(text: str, target: Target) -> tuple[str, int]:
-    """What ``sbatch --test-only`` says of a script, and its exit code."""
+    """Return the message of ``sbatch --test-only`` about a script, and its exit code."""
     try:
         asked = subprocess.run(
             command(target, ["--test-only"]),
@@ -192,33 +192,33 @@ def _test(text: str, target: Target) -> tuple[str, int]:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        heard = (error.stderr or b"").decode(errors="replace")  # bytes, though text was asked for
-        return _words(f"{heard}\nsbatch --test-only timed out after {TEST_SECONDS} s"), 1
+        heard = (error.stderr or b"").decode(errors="replace")  # bytes, even in text mode
+        return _message(f"{heard}\nsbatch --test-only timed out after {TEST_SECONDS} s"), 1
     except OSError as error:
         raise UserError(f"{target.submit!r} does not run: {error.strerror} (cluster.yaml: submit)") from error
-    return _words(asked.stderr) or f"exit code {asked.returncode}", asked.returncode
+    return _message(asked.stderr) or f"exit code {asked.returncode}", asked.returncode
 
 
-def _words(text: str) -> str:
-    """What sbatch printed, on one line, without what is before its own words."""
+def _message(text: str) -> str:
+    """Return what sbatch printed, on one line and without its prefixes."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("Try ")]
-    said = [re.sub(r"^(sbatch: )?(error: |allocation failure: )?", "", line) for line in lines]
-    return "; ".join(dict.fromkeys(said))
+    messages = [re.sub(r"^(sbatch: )?(error: |allocation failure: )?", "", line) for line in lines]
+    return "; ".join(dict.fromkeys(messages))
 
 
-def _start(words: str) -> str:
-    """The predicted start in plain words."""
-    form = re.search(r"to start at (\S+).* on nodes (\S+)", words)
+def _start(message: str) -> str:
+    """Return the predicted start in plain words."""
+    form = re.search(r"to start at (\S+).* on nodes (\S+)", message)
     if form is None:
-        return words
+        return message
     when = queue.when(form[1], time.time())
     return f"{'at once' if when in ('', 'is due') else when.removeprefix('expected to start ')}, on {form[2]}"
 
 
-def _culprits(job: Job, text: str, words: str, target: Target, cluster: Cluster) -> str:
-    """The lines without which Slurm's answer is another one, each with its place in cluster.yaml."""
+def _culprits(job: Job, text: str, message: str, target: Target, cluster: Cluster) -> str:
+    """Return the lines without which Slurm's answer changes, each with its place in cluster.yaml."""
     lines = directives.of_script(text)
-    # The site's lines first, and Duel's own only where none of those is it: each costs the controller a question.
+    # The site's lines first, and Duel's own only if none of those is to blame: each costs the controller a query.
     of_site = [line for line in lines if cluster.where(job, line)]
     found: list[str] = []
     asked = 0
@@ -227,17 +227,17 @@ def _culprits(job: Job, text: str, words: str, target: Target, cluster: Cluster)
             break
         for line in group:
             if asked == MOST_ASKED:
-                return "".join(found) + f"\n  ({MOST_ASKED} lines were tried, and the others not)"
+                return "".join(found) + f"\n  (only the first {MOST_ASKED} lines were tried)"
             if asked:
                 time.sleep(ASKED_PAUSE_SECONDS)
             asked += 1
-            if _test(text.replace(f"#SBATCH {line}\n", "", 1), target)[0] != words:
+            if _test(text.replace(f"#SBATCH {line}\n", "", 1), target)[0] != message:
                 found.append(f"\n  {cluster.where(job, line) or 'added by Duel'}: {line}")
     return "".join(found)
 
 
 def _line_of(job: Job, text: str, option: str, cluster: Cluster) -> str:
-    """The last line of the script that gives ``option``, with its place in cluster.yaml; empty where none does."""
+    """Return the last line of the script that gives ``option``, with its place in cluster.yaml; empty if none does."""
     for line in reversed(directives.of_script(text)):
         if option in directives.names(line):
             return f"\n  {cluster.where(job, line) or 'added by Duel'}: {line}"
@@ -245,7 +245,7 @@ def _line_of(job: Job, text: str, option: str, cluster: Cluster) -> str:
 
 
 def _partitions() -> list[dict[str, str]]:
-    """Every partition's limits; none where Slurm does not say."""
+    """Return every partition's limits; none if Slurm does not list them."""
     try:
         asked = subprocess.run(
             ["scontrol", "show", "partition", "--oneliner"],
@@ -261,7 +261,7 @@ def _partitions() -> list[dict[str, str]]:
 
 
 def _over_limit(lines: list[str], partition: dict[str, str]) -> tuple[str, str] | None:
-    """The option by which ``lines`` ask for more than the partition ever gives, and why; None if none does."""
+    """Return the option by which ``lines`` request more than the partition allows, and why; None if none does."""
     name = partition["PartitionName"]
     asked, most = directives.value(lines, "--time"), partition.get("MaxTime", "")
     limit, wanted = directives.minutes(most), directives.minutes(asked or "")
@@ -270,7 +270,7 @@ def _over_limit(lines: list[str], partition: dict[str, str]) -> tuple[str, str] 
     nodes, most = directives.value(lines, "--nodes"), partition.get("MaxNodes", "")
     first = re.match(r"\d+", nodes or "")
     if first and most.isdecimal() and int(first[0]) > int(most):
-        return "--nodes", f"partition {name} allows {most} nodes a job"
+        return "--nodes", f"partition {name} allows {most} nodes per job"
     return None
 
 

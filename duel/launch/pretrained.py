@@ -1,6 +1,6 @@
-"""``--weights``: from what the user gives to the one safetensors file that both sides read.
+"""``--weights``: turn what the user gives into the one safetensors file that both sides read.
 
-Conversion is PyTorch's business, done once, before anything is submitted, by its interpreter (``pytorch/weights.py``).
+PyTorch's interpreter converts it once, before anything is submitted (``pytorch/weights.py``).
 """
 
 import hashlib
@@ -22,17 +22,17 @@ BAD_INPUT = 2  # the exit code of pytorch/weights.py whose output is a message f
 
 
 def resolve(given: str, benchmark: str, size: str, name: str, target: Target, results: Results) -> str:
-    """The file below results/weights that holds the weights ``given``, as a path from the checkout's root.
+    """Return the file below results/weights that holds the weights ``given``, as a path relative to the checkout.
 
-    ``name`` is what cluster.yaml calls ``target``. Raises UserError for weights that are not there, cannot be read
-    or do not fit.
+    ``name`` is what cluster.yaml calls ``target``. Raises UserError for weights that do not exist, cannot be read or
+    do not fit.
     """
     certificate.check_files(benchmark)
     if given == PRETRAINED:
         _check_published(benchmark, size)
     elif not Path(given).is_file():
         valid = f"'{PRETRAINED}', a checkpoint in torchvision's format (.pth) or a {SAFETENSORS} file"
-        raise UserError(f"--weights {given}: there is no such file; valid: {valid}")
+        raise UserError(f"--weights {given}: no such file; valid: {valid}")
     source = given if given == PRETRAINED else str(Path(given).absolute())
     folder = results.folder / "weights"
     folder.mkdir(parents=True, exist_ok=True)
@@ -41,9 +41,9 @@ def resolve(given: str, benchmark: str, size: str, name: str, target: Target, re
         if not given.endswith(SAFETENSORS):
             options = shlex.join(["--benchmark", benchmark, "--size", size, "--source", given, "--folder", "."])
             raise UserError(
-                f"--weights {given}: PyTorch converts it, and target {name!r} has no interpreter for PyTorch on this "
-                f"machine; 'python pytorch/weights.py {options}' does it where there is one: "
-                f"then take the {SAFETENSORS} file here"
+                f"--weights {given}: converting it needs PyTorch, but target {name!r} has no interpreter for PyTorch "
+                f"on this machine; 'python pytorch/weights.py {options}' converts it where there is one: "
+                f"then give the {SAFETENSORS} file here"
             )
         return str(_copy(Path(given), benchmark, folder).relative_to(ROOT))
     command = [python, "pytorch/weights.py", "--benchmark", benchmark, "--size", size, f"--source={source}"]
@@ -72,11 +72,11 @@ def _check_published(benchmark: str, size: str) -> None:
             f"--weights {PRETRAINED}: torchvision has none for {benchmark}; valid: {', '.join(published)}, or a file"
         )
     if size != "full":
-        raise UserError(f"--weights {PRETRAINED}: torchvision's are for size full, and the preset takes size {size}")
+        raise UserError(f"--weights {PRETRAINED}: torchvision's are for size full, but the preset uses size {size}")
 
 
 def _copy(source: Path, benchmark: str, folder: Path) -> Path:
-    """A safetensors file under its name in ``folder``, where no framework can be asked: each job checks what fits."""
+    """Copy a safetensors file to ``folder`` under its hash. No framework checks here that it fits: each job does."""
     content = source.read_bytes()
     try:
         length = int.from_bytes(content[:8], "little")

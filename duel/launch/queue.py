@@ -1,4 +1,4 @@
-"""Slurm's queue and accounting: asked once, read without trust. ``duel.launch.reasons`` says what the answers mean.
+"""Slurm's queue and accounting: queried once, parsed defensively. ``duel.launch.reasons`` interprets the answers.
 
 Sources: the manual pages squeue(1) and sacct(1), 22.05 to 25.11.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
-# Whoever asks also wants to know what the answer means: imported from here, too.
+# Re-exported: whoever queries also needs the interpretation.
 from duel.launch.reasons import ALIVE as ALIVE
 from duel.launch.reasons import BLOCKED as BLOCKED
 from duel.launch.reasons import CANCELLED as CANCELLED
@@ -31,39 +31,39 @@ from duel.launch.reasons import judge as judge
 from duel.launch.reasons import looks_out_of_memory as looks_out_of_memory
 from duel.launch.reasons import when as when
 
-# A stopped controller keeps squeue waiting for one or more MessageTimeouts (10 s unless the site set another).
+# A stopped controller keeps squeue waiting for one or more MessageTimeouts (10 s unless the site sets another).
 TIMEOUT_SECONDS = 60.0
-# sacct looks at a little more than what is asked: two machines' clocks differ, and one hour of a year comes twice.
+# sacct is asked about a slightly longer span: clocks differ between machines, and one hour a year occurs twice.
 MARGIN_SECONDS = 3700.0
-# A control character, because reasons are sentences and names are anyone's text, which is last.
+# A control character, because reasons are sentences and names, which come last, are arbitrary text.
 SEPARATOR = "\x1f"
 _FIELDS = 10
 _SQUEUE = ("JobArrayID", "State", "UserName", "NodeList", "StartTime", "TimeLimit", "exit_code", "RestartCnt", "Reason")
-SQUEUE = "".join(f"{name}:0{SEPARATOR}," for name in _SQUEUE) + "Name:0"  # 0: as wide as it is
+SQUEUE = "".join(f"{name}:0{SEPARATOR}," for name in _SQUEUE) + "Name:0"  # 0: untruncated
 SACCT = "JobID,State,User,NodeList,Start,Timelimit,ExitCode,Submit,Reason,JobName"
-# All that sacct(1) knows. Unless states are named, it leaves out jobs that were never eligible: cancelled while held.
+# All that sacct(1) lists. Unless states are named, it omits jobs that were never eligible: cancelled while held.
 SACCT_STATES = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,RS,RV,S,TO"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What Slurm said."""
+    """Slurm's answer."""
 
     jobs: list[SlurmJob]
-    notes: list[str]  # what could not be asked, and the tool's own message
+    notes: list[str]  # what could not be queried, with the tool's message
     controller: bool  # squeue answered; if not, a job that the accounting calls ended may be back in the queue
-    accounting: bool | None  # sacct answered; None: there was no need to ask it
+    accounting: bool | None  # sacct answered; None: it was not needed
 
 
 def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], bool]) -> Answer:
-    """All jobs of ``users``: one squeue and, unless ``known`` says that its jobs settle everything, one sacct.
+    """Return all jobs of ``users``, from one squeue and, unless ``known`` says that its jobs suffice, one sacct.
 
     ``since`` (s since 1970) is when the oldest job of interest was submitted. Records of submissions that sbatch
-    refused are left out: they bear the job's name, but there is no job.
+    refused are left out: they carry the job's name, but there is no job.
     """
-    # One name that the machine does not know would cost the accounting of all the others.
+    # A single user name that this machine does not know would make sacct fail for all the others.
     unknown = sorted(user for user in users if not _is_known(user))
-    notes = [f"no jobs can be asked for of {user!r}: no user of this machine" for user in unknown]
+    notes = [f"cannot look up jobs of {user!r}: no such user on this machine" for user in unknown]
     who = ",".join(sorted(set(users) - set(unknown)))
     if not who:
         return Answer([], notes, controller=False, accounting=None)
@@ -76,7 +76,7 @@ def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], 
         options = ["-X", "-P", "-D", "-n", f"--delimiter={SEPARATOR}", f"--state={SACCT_STATES}", "-o", SACCT]
         span = [f"--user={who}", f"--starttime={begin}", f"--endtime={end}"]
         recorded = _output(["sacct", *options, *span], "the accounting", notes)
-        jobs = _from_sacct(recorded or "") | jobs  # the queue's word is the newer one
+        jobs = _from_sacct(recorded or "") | jobs  # the queue is more recent
     return Answer(list(jobs.values()), notes, queued is not None, recorded is not None if asked else None)
 
 
@@ -84,7 +84,7 @@ _known_name: list[str] = []
 
 
 def cluster_name() -> str:
-    """What Slurm calls the cluster that answers here; empty where it does not answer. It is asked until it does."""
+    """Return Slurm's name of the cluster that answers here; empty if it does not, and then the next call asks again."""
     if not _known_name:
         text = _output(["scontrol", "show", "config"], "the cluster's name", []) or ""
         _known_name.extend(re.findall(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)[:1])
@@ -92,7 +92,7 @@ def cluster_name() -> str:
 
 
 def elsewhere(cluster: str) -> bool:
-    """Whether a job that ``cluster`` took (empty: nobody noted which) is another cluster's than the one here."""
+    """Return whether a job that ``cluster`` took (empty: not recorded) is on a cluster other than this one."""
     return bool(cluster) and cluster_name() not in ("", cluster)
 
 
@@ -108,8 +108,8 @@ def _local(seconds: float) -> str:
 
 
 def _output(command: list[str], what: str, notes: list[str]) -> str | None:
-    """What ``command`` prints; None, and a note why, where it fails."""
-    # The user's own formats, filters and clusters are for the user's own eyes.
+    """Return what ``command`` prints; if it fails, return None and append the reason to ``notes``."""
+    # The user's formats, filters and clusters are meant for the user's own calls.
     unwanted = ("SQUEUE_", "SACCT_", "SLURM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted) or name == "SLURM_CONF"}
     pipe = subprocess.PIPE
@@ -128,17 +128,17 @@ def _output(command: list[str], what: str, notes: list[str]) -> str | None:
                 out, error = process.communicate(timeout=TIMEOUT_SECONDS)
             except BaseException:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # all of it: at some sites squeue is a script
+                    os.killpg(process.pid, signal.SIGKILL)  # the whole group: at some sites squeue is a script
                 raise
     except subprocess.TimeoutExpired:
-        notes.append(f"{what} cannot be asked: {command[0]} has not answered for {TIMEOUT_SECONDS:.0f} s")
+        notes.append(f"{what} is unavailable: {command[0]} has not answered for {TIMEOUT_SECONDS:.0f} s")
     except OSError as problem:
-        notes.append(f"{what} cannot be asked: {command[0]}: {problem.strerror}")
+        notes.append(f"{what} is unavailable: {command[0]}: {problem.strerror}")
     else:
         if process.returncode == 0:
             return out
         last = error.strip().split("\n")[-1].strip()
-        notes.append(f"{what} cannot be asked: {last or f'{command[0]} ended with exit code {process.returncode}'}")
+        notes.append(f"{what} is unavailable: {last or f'{command[0]} failed with exit code {process.returncode}'}")
     return None
 
 
@@ -152,7 +152,7 @@ def _from_squeue(text: str) -> dict[str, SlurmJob]:
 
 
 def _from_sacct(text: str) -> dict[str, SlurmJob]:
-    """A requeued job has one record per life, each with its own time of submission: the last one counts."""
+    """Parse sacct's records. A requeued job has one per life, each with its own submit time: the last one counts."""
     jobs: dict[str, SlurmJob] = {}
     for *most, code, _, reason, name in sorted(_records(text), key=lambda parts: parts[7]):
         job = _job(most, code, reason, name)
@@ -182,7 +182,7 @@ def _number(text: str) -> int | None:
 
 
 def _exit_code(status: str) -> str:
-    """'<code>:<signal>', as sacct has it, from the status of wait(2), as squeue has it."""
+    """Convert a status of wait(2), as squeue has it, to sacct's '<code>:<signal>'."""
     number = _number(status)
     if number is None:
         return ""
@@ -190,5 +190,5 @@ def _exit_code(status: str) -> str:
 
 
 def _refused(job: SlurmJob) -> bool:
-    """The record that a refused submission leaves; only squeue says why."""
+    """Return whether this is the record that a refused submission leaves; only squeue says why."""
     return job.state == "FAILED" and not job.nodes and (job.reason == "BadConstraints" or job.exit_code == "1:0")

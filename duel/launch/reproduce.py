@@ -1,4 +1,4 @@
-"""A published set measured again: what it takes, and whether each point comes out as it was published."""
+"""Measure a published set again: what that takes, and whether each point agrees with what was published."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -40,19 +40,19 @@ class Point:
 
     @property
     def seconds(self) -> float:
-        """What the job takes, by what its pairs took."""
+        """Estimated duration of the job, from that of its published pairs."""
         each = [_seconds(row.started, row.ended) for pair in self.outcome.pairs for row in pair]
         return sum(each) / len(self.outcome.pairs) * (self.job.pairs or 1)
 
 
 def points(study: Study, names: Sequence[str], target: str | None) -> list[Point]:
-    """Those of ``study`` that ``names`` are the ids of, or all that have a ratio; on ``target`` if it is given.
+    """Return the points of ``study`` with the ids ``names``, or all with a ratio; on ``target`` if that is given.
 
-    Raises UserError for an id that there is not.
+    Raises UserError for an unknown id.
     """
     found = []
     for outcome, line in study.found:
-        alone = outcome.row.use_case in MANY and (line.devices or 1) == 1  # measured beside those on many devices
+        alone = outcome.row.use_case in MANY and (line.devices or 1) == 1  # measured along with those on many devices
         if line.ratio is not None and not alone:
             rows = [row for pair in outcome.pairs for row in pair]
             pairs = max(map(len, outcome.sessions))
@@ -67,7 +67,7 @@ def points(study: Study, names: Sequence[str], target: str | None) -> list[Point
 
 
 def show(study: Study, chosen: Sequence[Point]) -> None:
-    """What would be measured, by which commands, and what that takes."""
+    """Show what would be measured, by which commands, and how long that takes."""
     lines = []
     for point in chosen:
         command = again(point.outcome, None)
@@ -79,13 +79,13 @@ def show(study: Study, chosen: Sequence[Point]) -> None:
     notes = [
         f"{sum(point.seconds for point in chosen) / 3600:.1f} hours on {', '.join(_values(rows, 'device_name'))}",
         f"published with {', '.join(versions)}",
-        f"of commit {commits}: 'git checkout' it, then 'make envs', for the same code and versions",
+        f"at commit {commits}: 'git checkout' it, then 'make envs', for the same code and versions",
     ]
     terminal.show(Table(["point", "what", "minutes", "command"], lines, notes, right=[2], title=[f"{study.name}:"]))
 
 
 def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: Say) -> bool:
-    """Measure ``chosen`` and say of each whether it agrees. True unless one differs."""
+    """Measure ``chosen`` and report whether each point agrees. Return True unless one differs."""
     by_target: dict[str, list[Point]] = {}
     for point in chosen:
         by_target.setdefault(point.job.target, []).append(point)
@@ -112,16 +112,16 @@ def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: 
 
 
 def judge(point: Point, now: Outcome | None) -> tuple[str, str]:
-    """The ratio of one more session, and whether it lies in the prediction interval that was published."""
+    """Return the ratio of the new session, and whether it lies in the published prediction interval."""
     if now is None or not now.shown:
         return "", f"{OPEN}: {now.why if now else 'nothing was measured'}"
     ratio = now.session_ratios[0]
     other = {str(row.device_name) for pair in now.pairs for row in pair} - {point.line.device_name}
-    beside = f" (on {', '.join(sorted(other))})" if other else ""
+    where = f" (on {', '.join(sorted(other))})" if other else ""
     if point.line.another_low is None or point.line.another_high is None:
-        return f"{ratio:.3f}", f"{OPEN}: it was published of too few sessions{beside}"
+        return f"{ratio:.3f}", f"{OPEN}: it was published from too few sessions{where}"
     agrees = point.line.another_low <= ratio <= point.line.another_high
-    return f"{ratio:.3f}", (AGREES if agrees else DIFFERS) + beside
+    return f"{ratio:.3f}", (AGREES if agrees else DIFFERS) + where
 
 
 def _seconds(started: str | None, ended: str | None) -> float:

@@ -1,7 +1,7 @@
-"""Handing scripts to Slurm through submitit, so that none is lost and none goes in twice.
+"""Hand scripts to Slurm through submitit, so that none is lost and none is submitted twice.
 
-What sbatch does when things go wrong was tried on Slurm 22.05: after 'Socket timed out' the job may well run, after
-'Unable to contact slurm controller' there is none.
+How sbatch fails was tested on Slurm 22.05: after 'Socket timed out' the job may well run, after 'Unable to contact
+slurm controller' there is none.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from duel.launch.schema import Target
 from duel.results import Results, Run
 from duel.states import FAILED, QUEUED
 
-# sbatch itself tries for up to 120 s where the queue is full.
+# sbatch itself retries for up to 120 s if the queue is full.
 SBATCH_SECONDS = 180
-# A controller that was stopped works off what it was sent before; it gets this long before a job counts as not there.
+# A controller that was stopped first processes what it was sent; a job counts as missing only after this long.
 SETTLING_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 POLL_SECONDS = 30.0
@@ -38,11 +38,11 @@ Say = Callable[[str], None]
 
 
 class NoRoomError(Exception):
-    """Slurm has as many jobs as it takes now; the text says which limit that is."""
+    """Slurm takes no more jobs now; the message names the limit."""
 
 
 class ScriptExecutor(submitit.SlurmExecutor):
-    """submitit's Slurm executor, but Slurm gets the rendered script itself, under the run's id as job name.
+    """submitit's Slurm executor, except that it submits the rendered script, with the run's id as job name.
 
     Both overridden methods are abstract in submitit's base class: its contract for plug-ins, unchanged from 1.0 to 1.5.
     """
@@ -55,12 +55,12 @@ class ScriptExecutor(submitit.SlurmExecutor):
         return files.read(self._run.script).decode()
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        words = ["timeout", "--kill-after=10", str(SBATCH_SECONDS)]
-        return command(self._target, [f"--job-name={self._run.id}", str(submission_file_path)], words)
+        timeout = ["timeout", "--kill-after=10", str(SBATCH_SECONDS)]
+        return command(self._target, [f"--job-name={self._run.id}", str(submission_file_path)], timeout)
 
 
 class Script:
-    """What submitit keeps as the receipt of a submission: which script was sent."""
+    """What submitit stores as the receipt of a submission: the script that was sent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,17 +70,17 @@ class Script:
 
 
 def find(names: Collection[str], since: float) -> tuple[dict[str, queue.SlurmJob], queue.Answer]:
-    """The jobs of these names that Slurm knows, submitted at or after ``since`` (s since 1970), and its answer."""
+    """Return Slurm's jobs with these names, submitted at or after ``since`` (s since 1970), and its answer."""
     wanted = set(names)
     answer = queue.ask([state.user()], since, lambda jobs: wanted <= {job.name for job in jobs})
     return {job.name: job for job in answer.jobs if job.name in wanted}, answer
 
 
 def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> list[str]:
-    """Submit each run's script, unless that was done; a run that sbatch refuses is failed, the others go on.
+    """Submit each run's script, unless that was done; a run that sbatch refuses is set to failed, the others continue.
 
-    ``targets`` are as ``Target.for_job`` made them, one for each run. Needs ``slurm.only_driver``. Returns sbatch's own
-    words for each that it refused. Raises UserError where Slurm does not answer, and NoRoomError where it takes no more
+    ``targets`` are as ``Target.for_job`` made them, one for each run. Needs ``slurm.only_driver``. Returns sbatch's
+    message for each run that it refused. Raises UserError if Slurm does not answer, and NoRoomError if it takes no more
     now: what was not sent then stays queued.
     """
     logs = results.folder / "logs"
@@ -96,13 +96,13 @@ def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> 
                 _wait_for_room(run, target.max_jobs, results, say)
                 if decided(run):
                     continue
-            if words := _send(run, target, logs, say):
-                refused.append(f"Slurm refused {run.id}: {words}")
+            if message := _send(run, target, logs, say):
+                refused.append(f"Slurm refused {run.id}: {message}")
     return refused
 
 
 def decided(run: Run) -> bool:
-    """Whether nothing is left to send of a run: it was sent, refused, or cancelled before it could be."""
+    """Return whether nothing of a run is left to send: it was sent, refused, or cancelled before it could be."""
     return sent_or_refused(run) or run.stored_status().state != QUEUED
 
 
@@ -110,55 +110,55 @@ def sent_or_refused(run: Run) -> bool:
     try:
         launch = run.launch()
     except Damaged:
-        return True  # 'status' shows it; nobody can go on with it
+        return True  # 'status' shows it; it cannot be continued
     return bool(launch.slurm_job_id or launch.refused)
 
 
 def _send(run: Run, target: Target, logs: Path, say: Say) -> str:
-    """Submit one script; returns sbatch's words where it refused, else the empty text.
+    """Submit one script; returns sbatch's message if it was refused, else an empty text.
 
-    Raises NoRoomError where Slurm takes no more now, and UserError where it does not answer.
+    Raises NoRoomError if Slurm takes no more now, and UserError if it does not answer.
     """
     since, wait = time.time(), 5.0
     while True:
         try:
-            with contextlib.redirect_stderr(io.StringIO()):  # submitit repeats there what it raises
+            with contextlib.redirect_stderr(io.StringIO()):  # submitit also prints what it raises
                 job = ScriptExecutor(logs, run, target).submit(Script(run.script))
         except (FailedJobError, FailedSubmissionError) as error:
             code = getattr(error.__cause__, "returncode", 0)
-            words = " ".join(str(error).split()) or f"exit code {code}"
+            message = " ".join(str(error).split()) or f"exit code {code}"
         else:
             run.write_launch(slurm_job_id=str(job.job_id), sent=utc(), cluster=queue.cluster_name())
             return ""
-        if refusal.is_full(words):
-            raise NoRoomError(refusal.full(words))
-        reached = not (_NOT_SENT.search(words) or refusal.is_unconfigured(words))
-        unclear = reached and (refusal.is_silence(words) or code in (0, 124, 137) or code < 0)
+        if refusal.is_full(message):
+            raise NoRoomError(refusal.full(message))
+        reached = not (_NOT_SENT.search(message) or refusal.is_unconfigured(message))
+        unclear = reached and (refusal.is_silence(message) or code in (0, 124, 137) or code < 0)
         if unclear:
-            say(f"{run.id}: {words}. It may have gone in all the same: looking for it")
+            say(f"{run.id}: {message}. It may have been submitted anyway: looking for it")
         job_id = look_up(run, since, patient=unclear) if reached else ""
         if job_id:
-            run.write_launch(slurm_job_id=job_id, sent=utc(), adopted=words, cluster=queue.cluster_name())
+            run.write_launch(slurm_job_id=job_id, sent=utc(), adopted=message, cluster=queue.cluster_name())
             say(f"{run.id} is job {job_id}")
             return ""
-        # Of an sbatch that ended well and named no job, there is no more to be had the next time.
+        # If sbatch succeeded but named no job, retrying it would not help.
         if reached and not (unclear and code):
-            run.write_launch(refused=words)
-            cause = f"never submitted: {words}" if unclear else f"Slurm refused it: {words}"
+            run.write_launch(refused=message)
+            cause = f"never submitted: {message}" if unclear else f"Slurm refused it: {message}"
             run.settle(state=FAILED, cause=cause, why=reasons.NEVER_RAN)
-            return words
+            return message
         if time.time() - since + wait > PATIENCE_SECONDS:
-            raise UserError(f"{run.id}: not sent, {words}; the same command goes on with it later")
-        say(f"{run.id}: not sent, {words}; again in {wait:.0f} s")
+            raise UserError(f"{run.id}: not sent, {message}; the same command sends it later")
+        say(f"{run.id}: not sent, {message}; retrying in {wait:.0f} s")
         time.sleep(wait)
         wait = min(2 * wait, 60.0)
 
 
 def look_up(run: Run, since: float, patient: bool) -> str:
-    """The id of the job of this run's name; empty where Slurm has none.
+    """Return the id of the job with this run's name; empty if Slurm has none.
 
-    ``patient``: Slurm may have been sent the job a moment ago and not look at it yet. Raises UserError where Slurm does
-    not answer: then nobody can tell.
+    ``patient``: the job may just have been sent, and Slurm not have processed it yet. Raises UserError if Slurm does
+    not answer: then it is unknown.
     """
     deadline, answered = time.time() + PATIENCE_SECONDS, False
     while True:
@@ -169,7 +169,7 @@ def look_up(run: Run, since: float, patient: bool) -> str:
             return ""
         if not answer.controller and time.time() > deadline:
             notes = "; ".join(answer.notes)
-            raise UserError(f"{run.id}: whether it was submitted is unknown, {notes}; the same command looks again")
+            raise UserError(f"{run.id}: whether it was submitted is unknown, {notes}; the same command checks again")
         answered = answer.controller
         time.sleep(SETTLING_SECONDS)
 
@@ -178,13 +178,13 @@ def _wait_for_room(run: Run, most: int, results: Results, say: Say) -> None:
     """Wait until fewer than ``most`` runs on the target of ``run`` are in Slurm's queue."""
     target = run.stored_status().target
     ours = {other.id for other in results.runs() if other.stored_status().target == target}
-    said = False
+    announced = False
     while True:
         answer = queue.ask([state.user()], time.time(), lambda jobs: True)
         there = [job for job in answer.jobs if job.name in ours and reasons.judge(job).kind != reasons.ENDED]
         if answer.controller and len(there) < most:
             return
-        if not said:
-            say(f"{len(there)} jobs are there, and the target takes {most} (max_jobs): waiting for one to end")
-            said = True
+        if not announced:
+            say(f"{len(there)} jobs are in Slurm, and the target allows {most} (max_jobs): waiting for one to end")
+            announced = True
         time.sleep(POLL_SECONDS)

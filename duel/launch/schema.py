@@ -1,4 +1,4 @@
-"""What cluster.yaml may say: its schema, and what a target is for one job."""
+"""The schema of cluster.yaml, and how a target applies to one job."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ def _one_line(text: str) -> str:
 
 def _directive(text: str) -> str:
     if not re.match("--?[A-Za-z]", _one_line(text)):
-        raise ValueError(f"{text!r} is no option of sbatch; write it as on its command line, such as --partition=gpu")
+        raise ValueError(f"{text!r} is not an sbatch option; write it as on the command line, such as --partition=gpu")
     for name in re.findall(r"(?<!\$)\{(\w+)\}", text):
         if name not in PLACEHOLDERS:
             raise ValueError(f"unknown placeholder {{{name}}}; valid: {', '.join(f'{{{p}}}' for p in PLACEHOLDERS)}")
@@ -35,12 +35,12 @@ def _shell_line(text: str) -> str:
 
 
 def _pasted(given: Any) -> Any:
-    """Lines pasted as one text ('directives: |'), without the blank ones, are as good as a list."""
+    """Accept lines pasted as one text ('directives: |') in place of a list, dropping blank ones."""
     return [line.rstrip() for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
 
 
 def _pasted_directives(given: Any) -> Any:
-    """The same from a script: with '#SBATCH' before each line, and comments between them."""
+    """Accept the same from a script, with '#SBATCH' before each line and comments in between."""
     lines = _pasted(given)
     if isinstance(given, str):
         lines = [re.sub(r"^\s*#SBATCH\s+", "", line).strip() for line in lines]
@@ -55,13 +55,13 @@ def _words(text: str) -> str:
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from error
     if any(word.startswith("#") for word in words):
-        raise ValueError(f"{text!r} has a comment, which would hide the command behind it")
+        raise ValueError(f"{text!r} has a comment, which would hide the command after it")
     return text
 
 
 def _variable(text: str) -> str:
     if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError(f"{text!r} is no variable's name, such as SBATCH_ACCOUNT")
+        raise ValueError(f"{text!r} is not the name of a variable, such as SBATCH_ACCOUNT")
     return text
 
 
@@ -72,10 +72,10 @@ def _shebang(text: str) -> str:
 
 
 def _range(given: Any) -> Any:
-    """``3``, ``2-4`` or ``5+`` as (lowest, highest)."""
+    """Parse ``3``, ``2-4`` or ``5+`` into (lowest, highest)."""
     form = re.fullmatch(r"([1-9]\d{0,5})(?:(\+)|-([1-9]\d{0,5}))?", str(given)) if type(given) in (int, str) else None
     if form is None:
-        raise ValueError(f"{given!r} is no range; valid: a number such as 1, '2-4', or '5+'")
+        raise ValueError(f"{given!r} is not a range; valid: a number such as 1, '2-4', or '5+'")
     lowest = int(form[1])
     highest = 10**6 if form[2] else int(form[3] or lowest)
     if highest < lowest:
@@ -85,7 +85,7 @@ def _range(given: Any) -> Any:
 
 def _positive(number: int) -> int:
     if number < 1:
-        raise ValueError(f"{number} is not a number from 1 on")
+        raise ValueError(f"{number} is not a positive number")
     return number
 
 
@@ -109,7 +109,7 @@ class _Strict(BaseModel):
 
 
 class Pythons(_Strict):
-    """One interpreter per framework: an absolute path, one below the repository, or a name on the PATH; null: none."""
+    """One interpreter per framework: a path, absolute or below the repository, or a name on the PATH; null: none."""
 
     jax: Line | None
     pytorch: Line | None
@@ -121,7 +121,7 @@ class Wandb(_Strict):
 
 
 class Setup(_Strict):
-    """Shell lines, by where a site needs them."""
+    """Shell lines, by where they run."""
 
     submit: Lines = []  # on the login node, in the shell that calls sbatch
     job: Lines = []  # in the batch shell, once
@@ -136,14 +136,14 @@ SCOPES = tuple(Setup.model_fields)
 
 
 class When(_Strict):
-    """What a variant is for; all that is given must hold."""
+    """When a variant applies: all given conditions must hold."""
 
     framework: Literal["jax", "pytorch"] | None = None
     nodes: Range | None = None
     devices: Range | None = None
 
     def holds(self, values: dict[str, int | str]) -> bool:
-        """Whether this is for a job with these values of ``PLACEHOLDERS``."""
+        """Return whether this holds for a job with these values of ``PLACEHOLDERS``."""
         for name in ("nodes", "devices"):
             span = getattr(self, name)
             if span is not None and not span[0] <= int(values[name]) <= span[1]:
@@ -152,7 +152,7 @@ class When(_Strict):
 
 
 class Variant(_Strict):
-    """Lines for some jobs only: directives replace those of the same option, set-up lines come behind the others."""
+    """Lines for some jobs only: directives replace those of the same option, set-up lines follow the others."""
 
     when: When
     directives: Directives = []
@@ -160,7 +160,7 @@ class Variant(_Strict):
     setup: Setup = Setup()
 
 
-# What a script that runs on this machine has no use for; left in, it would look as if it did something.
+# Keys without effect on this machine; if accepted, they would look as if they did something.
 SLURM_ONLY = ("directives", "without", "submit", "pass_variables", "pause", "max_jobs", "launcher", "node_launcher")
 
 
@@ -190,7 +190,7 @@ class Target(_Strict):
     @model_validator(mode="before")
     @classmethod
     def _two_here(cls, given: Any) -> Any:
-        """This machine's CPUs count as two devices: what takes several can then be tried anywhere."""
+        """Count this machine's CPUs as two devices, so that multi-device use cases can be tried anywhere."""
         if isinstance(given, dict) and given.get("scheduler") == "local":
             return {"devices_per_node": [1, 2]} | given
         return given
@@ -199,13 +199,13 @@ class Target(_Strict):
     def _only_what_counts(self) -> "Target":
         unused = [name for name in SLURM_ONLY if name in self.model_fields_set]
         if self.scheduler == "local" and unused:
-            raise ValueError(f"only a slurm target has {', '.join(unused)}; this one says 'scheduler: local'")
+            raise ValueError(f"only a slurm target takes {', '.join(unused)}; this one has 'scheduler: local'")
         return self
 
     def allocation(self, job: Job) -> dict[str, int | str]:
-        """What is asked of Slurm for ``job``: the values of ``PLACEHOLDERS``.
+        """Return what to request from Slurm for ``job``: the values of ``PLACEHOLDERS``.
 
-        Whole nodes, or the smallest allowed count of devices that is enough. Raises UserError where none is.
+        Whole nodes, or the smallest allowed count of devices that suffices. Raises UserError if none does.
         """
         enough = [count for count in self.devices_per_node if count >= job.devices_per_node]
         if not enough:
@@ -230,7 +230,7 @@ class Target(_Strict):
         }
 
     def for_job(self, job: Job) -> "Target":
-        """This target as it is for one job: its variants applied, its placeholders filled. Raises UserError."""
+        """Return this target for one job: variants applied, placeholders filled. Raises UserError."""
         values = self.allocation(job)
         lines, launcher, setup = self.directives, self.launcher, self.setup
         for variant in self.variants:
@@ -256,28 +256,28 @@ def _counted(count: int, what: str) -> str:
 
 
 def fill(line: str, values: dict[str, int | str]) -> str:
-    """``line`` with its placeholders' values; every other brace, such as the shell's ``${HOME}``, stays."""
+    """Replace the placeholders in ``line``; every other brace, such as the shell's ``${HOME}``, stays."""
     return re.sub(r"(?<!\$)\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), line)
 
 
 class Cluster(_Strict):
     default: Line
     targets: dict[str, Target]
-    # Line and column, from 1, of a place in the file. ``duel.launch.cluster`` sets it: here there is no file.
+    # Returns line and column, from 1, of a place in the file. Set by ``duel.launch.cluster``: there is no file here.
     _position: Callable[[tuple[int | str, ...]], tuple[int, int]] = PrivateAttr()
 
     def target(self, name: str | None) -> tuple[str, Target]:
-        """The target called ``name``, or the default one. Raises UserError with the valid names."""
+        """Return the target called ``name``, or the default, with its name. Raises UserError with the valid names."""
         name = name or self.default
         if name not in self.targets:
             raise UserError(f"unknown target {name!r}; valid in cluster.yaml: {', '.join(self.targets)}")
         return name, self.targets[name]
 
     def where(self, job: Job, line: str) -> str:
-        """``cluster.yaml:LINE`` of the directive that became ``line`` in the script of ``job``; empty if none did."""
+        """Return ``cluster.yaml:LINE`` of the directive that became ``line`` in the script of ``job``, if any."""
         target = self.targets[job.target]
         values = target.allocation(job)
-        # The last one first: a variant's line stands in the place of the target's own.
+        # The last one first: a variant's line replaces the target's own.
         places: list[tuple[tuple[int | str, ...], list[str]]] = [(("directives",), target.directives)]
         for number, variant in enumerate(target.variants):
             if variant.when.holds(values):

@@ -1,4 +1,4 @@
-"""From a job and a target to the text of its script; bash is asked whether it would take the target's own lines."""
+"""Render the script of a job on a target, after checking with bash that the target's own lines parse."""
 
 import functools
 import os
@@ -34,8 +34,8 @@ def _environment() -> Environment:
 
 
 def _case_patterns(patterns: Sequence[str]) -> str:
-    """Alternatives of one clause of bash's 'case', over as many lines as they need."""
-    text = "\N{NO-BREAK SPACE}| ".join(patterns)  # so that no line begins with the bar
+    """Format the alternatives of one clause of bash's 'case', wrapped to several lines."""
+    text = "\N{NO-BREAK SPACE}| ".join(patterns)  # so that no line begins with a bar
     return " \\\n            ".join(textwrap.wrap(text, 100)).replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -43,10 +43,10 @@ ENVIRONMENT = _environment()
 
 
 def render(job: Job, target: Target, root: Path = ROOT) -> str:
-    """The script of ``job`` on ``target``, for a checkout at ``root``.
+    """Return the script of ``job`` on ``target``, for a checkout at ``root``.
 
-    Values are quoted for the shell; the target's own lines pass as they are. Raises UserError where the target cannot
-    take the job, has no interpreter for it, or where the path of the checkout cannot stand in a directive.
+    Values are quoted for the shell; the target's own lines pass unchanged. Raises UserError if the target cannot run
+    the job, has no interpreter for it, or if the path of the checkout cannot appear in a directive.
     """
     target = target.for_job(job)
     _parse(job, target)
@@ -58,7 +58,7 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
                 f"target {job.target!r} has no interpreter for {framework} "
                 f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {', '.join(others) or 'none'}"
             )
-    lead, *others = job.frameworks  # whose interpreter looks after the run
+    lead, *others = job.frameworks  # the lead's interpreter supervises the run
     exports = {"WANDB_PROJECT": target.wandb.project}
     if target.wandb.mode != "auto" or not target.internet:
         exports["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
@@ -100,32 +100,32 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
 
 
 def _parse(job: Job, target: Target) -> None:
-    """Raises UserError for lines of the target that bash would not take, or that would swallow those behind them."""
+    """Raise UserError for lines of the target that bash rejects, or that would swallow the lines after them."""
     texts = {f"setup.{scope}": "\n".join(getattr(target.setup, scope)) for scope in SCOPES}
     texts |= {"launcher": f"{target.launcher or ''} true", "node_launcher": f"{target.node_launcher} true"}
     for key, text in texts.items():
-        if text and (words := _complaint(text)):
-            raise UserError(f"cluster.yaml: targets.{job.target}.{key}: {words}")
+        if text and (complaint := _complaint(text)):
+            raise UserError(f"cluster.yaml: targets.{job.target}.{key}: {complaint}")
 
 
 @functools.lru_cache(maxsize=64)
 def _complaint(text: str) -> str:
-    """What bash has against ``text``, its warning of an endless here-document included; empty for nothing."""
+    """Return bash's error about ``text``, or its warning of an unterminated here-document; empty if there is none."""
     if text.endswith("\\"):
-        return "the last line ends in a backslash: the one that it goes on with is missing"
+        return "the last line ends in a backslash, but no line follows"
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}  # and no BASH_ENV
     parsed = subprocess.run(["bash", "-n"], input=text, env=environment, capture_output=True, text=True, check=False)
     return next(iter(parsed.stderr.splitlines()), "").removeprefix("bash: ")
 
 
 def directives_of(job: Job, target: Target, root: Path) -> list[str]:
-    """The lines of the '#SBATCH' block, in order: Duel's own, the target's (as ``for_job`` made it), the job's changes.
+    """Return the '#SBATCH' lines in order: Duel's own, the target's (as ``for_job`` made it), the job's changes.
 
-    Raises UserError where the path of the checkout cannot stand in one.
+    Raises UserError if the path of the checkout cannot appear in one.
     """
     logs = str(root / "results" / "logs")
     limit = directives.minutes(directives.value([*target.directives, *job.changes], "--time") or "")
-    warn = 60 if limit is None else round(min(max(limit * 6, 15), 120))  # a tenth of it: time to end a row in order
+    warn = 60 if limit is None else round(min(max(limit * 6, 15), 120))  # s: a tenth of it, to end a row cleanly
     own = directives.without(
         [f"--job-name={job.stem}", f"--output={logs}/%j_0_log.out", "--no-requeue", f"--signal=B:USR2@{warn}"],
         target.directives,
@@ -134,15 +134,15 @@ def directives_of(job: Job, target: Target, root: Path) -> list[str]:
     safe = logs.isprintable() and set(logs).isdisjoint(" '\"\\#;%")
     if any(logs in line for line in own) and not safe:
         raise UserError(
-            f"{root}: a path with a space, quote, backslash, ';', '#' or '%' cannot stand in an #SBATCH line"
+            f"{root}: a path with a space, quote, backslash, ';', '#' or '%' cannot appear in an #SBATCH line"
         )
     begin = (f"--begin=now+{job.delay}",) if job.delay else ()  # seconds
     return directives.replace([*own, *target.directives], (*begin, *job.changes))
 
 
 def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list[Path]:
-    """Write each text to ``slurm_scripts/<stem>.sh``; returns the paths. A script edited by hand is kept beside it."""
-    # A script may be submitted by hand next, and Slurm fails a job whose log it cannot open without a word.
+    """Write each text to ``slurm_scripts/<stem>.sh``; returns the paths. A hand-edited script is kept next to it."""
+    # A script may be submitted by hand next, and Slurm fails a job silently if it cannot open its log.
     (ROOT / "results" / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = [ROOT / "slurm_scripts" / f"{job.stem}.sh" for job in jobs]
     for path, text in zip(paths, texts, strict=True):

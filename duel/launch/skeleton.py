@@ -1,6 +1,6 @@
-"""``make benchmark NAME=...``: a model file for each side and an entry in the catalogue, all runnable as they are.
+"""``make benchmark NAME=...``: write a model file for each side and an entry in the catalogue, all runnable as is.
 
-They come from ``templates/model_<framework>.py`` and ``ENTRY``. It needs neither a framework nor an environment.
+They come from ``templates/model_<framework>.py`` and ``ENTRY``. This needs neither a framework nor an environment.
 """
 
 import ast
@@ -40,9 +40,9 @@ ENTRY = """\
 
 
 def write(name: str, root: Path = ROOT) -> list[str]:
-    """Write the skeletons of benchmark ``name``; returns the files that were made or changed.
+    """Write the skeletons of benchmark ``name``; returns the files that were created or changed.
 
-    Raises UserError, before anything is written, for a name that cannot be one or is taken.
+    Raises UserError, before anything is written, for a name that is invalid or taken.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or keyword.iskeyword(name):
         raise UserError(
@@ -64,7 +64,7 @@ def write(name: str, root: Path = ROOT) -> list[str]:
 
 
 def _with_entry(entries: str, entry: str) -> str:
-    """The source ``entries`` with ``entry`` after the last benchmark."""
+    """Return the source ``entries`` with ``entry`` inserted after the last benchmark."""
     ends = [
         node.end_lineno or 0
         for node in ast.walk(ast.parse(entries))
@@ -82,8 +82,8 @@ def main(name: str) -> int:
         warn(f"make benchmark: {error}")
         return 2
     print(f"wrote {files[0]} and {files[1]}, and an entry at the end of BENCHMARKS in {files[2]}")
-    print(f"They run as they are: 'python main.py validate --benchmark {name}'")
-    print("Replace the network and the entry by yours; docs/add-a-benchmark.md has the rules.")
+    print(f"They run as is: 'python main.py validate --benchmark {name}'")
+    print("Replace the network and the entry with yours; docs/add-a-benchmark.md has the rules.")
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Slurm as a scheduler: what one driver submits, what another finds of it, and what waits for room.
+"""Slurm as a scheduler: what a driver submits, what it finds of an earlier one, and what waits for room.
 
-Imported only for Slurm targets: submitit takes its time to import, and its executor needs ``srun``.
+Imported only for Slurm targets: submitit is slow to import, and its executor needs ``srun``.
 """
 
 import contextlib
@@ -25,24 +25,24 @@ Say = Callable[[str], None]
 
 
 class Slurm:
-    """Starts scripts as Slurm's jobs (``duel.launch.submit.Scheduler``)."""
+    """Starts scripts as Slurm jobs (``duel.launch.submit.Scheduler``)."""
 
     def check(self, launches: list[Launch]) -> None:
-        """Raises UserError where Slurm's own commands are missing."""
-        # srun: submitit's executor asks for it. A command that the target's own lines bring along is not there yet.
+        """Raise UserError if Slurm's commands are missing."""
+        # srun: submitit's executor needs it. A command provided by the target's set-up lines is not available yet.
         target = launches[0].target
         needed = ["srun", *([] if target.setup.submit else [shlex.split(target.submit)[0]])]
         missing = [name for name in needed if shutil.which(name) is None]
         if missing:
             name, gone = launches[0].job.target, " and no ".join(missing)
-            raise UserError(f"target {name!r} needs Slurm, and there is no {gone} here; 'local' does without")
+            raise UserError(f"target {name!r} needs Slurm, but there is no {gone} here; 'local' does not need it")
 
     def preview(self, launches: list[Launch], cluster: Cluster) -> None:
-        """Show what Slurm would do with them. Raises UserError for what it would refuse."""
+        """Show what Slurm would do with the launches. Raises UserError for what it would refuse."""
         terminal.show(preflight.plan(launches, cluster))
 
     def start(self, launches: list[Launch], results: Results, say: Say) -> list[Run]:
-        """Write down what is to be sent, make the folders, send; returns the runs."""
+        """Record what will be sent, create the folders, and send; returns the runs."""
         with only_driver(results, say):
             launches = recover(launches, results, say)
             noted = Intent({launch.run_id: launch.job for launch in launches}, time.time())
@@ -53,14 +53,14 @@ class Slurm:
                 refused = sbatch.send(runs, [launch.target for launch in launches], results, say)
             except sbatch.NoRoomError as full:
                 raise UserError(_left_waiting(runs, results, str(full))) from full
-            results.intent.unlink()  # all are decided
+            results.intent.unlink()  # each was sent, refused or cancelled
         if refused:
             raise UserError("\n".join(refused))
         return runs
 
 
 def _left_waiting(runs: list[Run], results: Results, limit: str) -> str:
-    """Note why Slurm takes no more of ``runs`` now, and say it, with what it refused; their intent stays."""
+    """Record why Slurm takes no more of ``runs`` now; returns this as text, with its refusals. The intent stays."""
     noted = intent.read(results)
     assert noted is not None
     intent.write(
@@ -69,18 +69,18 @@ def _left_waiting(runs: list[Run], results: Results, limit: str) -> str:
     records = [run.launch() for run in runs]
     refused = [f"Slurm refused {run.id}: {r.refused}" for run, r in zip(runs, records, strict=True) if r.refused]
     sent, waiting = sum(bool(r.slurm_job_id) for r in records), sum(not sbatch.decided(run) for run in runs)
-    words = (
+    message = (
         f"{sent} of {len(runs)} were sent; Slurm takes no more now ({limit}): the same command, or 'python main.py "
         f"resubmit', sends the other {waiting} later ('max_jobs' in cluster.yaml makes main.py wait for room)"
     )
-    return "\n".join([*refused, words])
+    return "\n".join([*refused, message])
 
 
 def recover(launches: list[Launch], results: Results, say: Say) -> list[Launch]:
-    """``launches``, under the run ids of an earlier submission of exactly these jobs that did not come to its end.
+    """Return ``launches``, under the run ids of an earlier submission of exactly these jobs if that was incomplete.
 
-    Any other that was interrupted is settled. Runs whose job went in get to know of it in either case. Raises UserError
-    where another version of Duel noted it, Slurm cannot be asked, or jobs of another command wait for room.
+    Any other interrupted submission is settled. Either way, jobs that reached Slurm are recorded in their runs. Raises
+    UserError if another version of Duel wrote the intent, Slurm is unavailable, or other jobs wait for room.
     """
     try:
         before = intent.read(results)
@@ -88,7 +88,7 @@ def recover(launches: list[Launch], results: Results, say: Say) -> list[Launch]:
     except OtherVersion:
         raise
     except UserError as error:
-        say(f"{error}; it is left out: 'python main.py status' looks for each run by its name")
+        say(f"{error}; ignored: 'python main.py status' looks up each run by its name")
         results.intent.unlink()
         return launches
     if before is None:
@@ -98,16 +98,16 @@ def recover(launches: list[Launch], results: Results, say: Say) -> list[Launch]:
         return launches
     unsent = _adopt([run for run in runs if run.folder.exists() and not _settled(run)], before.since)
     if launches and list(before.runs.values()) == [launch.job for launch in launches]:
-        say(f"going on with the submission of {len(launches)} jobs" + ("" if before.waits else " that was interrupted"))
+        say(f"continuing the submission of {len(launches)} jobs" + ("" if before.waits else ", which was interrupted"))
         intent.write(results, replace(before, waits=""))
         return [_as(run_id, launch) for launch, run_id in zip(launches, before.runs, strict=True)]
     if before.waits and unsent:
         raise UserError(
             f"{len(unsent)} jobs of an earlier command wait until Slurm takes them: 'python main.py resubmit' sends "
-            f"them, 'python main.py cancel RUN' drops one (python main.py status); then give this command again"
+            f"them, 'python main.py cancel RUN' drops one (see 'python main.py status'); then repeat this command"
         )
     for run in unsent:
-        run.settle(state=FAILED, cause="never submitted: the driver was interrupted before", why=reasons.NEVER_RAN)
+        run.settle(state=FAILED, cause="never submitted: the driver was interrupted", why=reasons.NEVER_RAN)
     if unsent:
         say(f"{len(unsent)} jobs of an interrupted submission were never sent: 'python main.py resubmit' sends them")
     results.intent.unlink()
@@ -115,41 +115,41 @@ def recover(launches: list[Launch], results: Results, say: Say) -> list[Launch]:
 
 
 def _adopt(runs: list[Run], since: float) -> list[Run]:
-    """Tell ``runs`` of their jobs, which Slurm has had since ``since`` (s since 1970); returns those that have none."""
+    """Record in ``runs`` their jobs, submitted at or after ``since`` (s since 1970); returns the runs without one."""
     found, answer = sbatch.find([run.id for run in runs], since) if runs else ({}, None)
     for run in runs:
         if run.id in found:
             run.write_launch(slurm_job_id=found[run.id].id, adopted="found after an interruption")
         elif answer is not None and not answer.controller:
-            raise UserError(f"an interrupted submission cannot be sorted out: {'; '.join(answer.notes)}")
+            raise UserError(f"an interrupted submission cannot be resolved: {'; '.join(answer.notes)}")
     return [run for run in runs if run.id not in found]
 
 
 def send_waiting(cluster: Cluster, results: Results, say: Say) -> None:
-    """Send what an earlier command left because Slurm took no more, as the runs that they are.
+    """Send what an earlier command left because Slurm took no more, under the same run ids.
 
-    Raises UserError where it still takes no more.
+    Raises UserError if it still takes no more.
     """
     waiting = intent.seen(results)
     jobs = list(waiting.runs.values())
     if waiting.waits and not _all_cancelled([results.run(run_id) for run_id in waiting.runs]):
         submit.launch(jobs, cluster, results, say)
-        say(f"all {len(jobs)} jobs of that submission are sent")
+        say(f"all {len(jobs)} jobs of that submission have been sent")
 
 
 def _all_cancelled(runs: list[Run]) -> bool:
-    """Whether all that was still to be sent of a submission has been cancelled meanwhile."""
+    """Return whether all that was still to be sent of a submission has been cancelled in the meantime."""
     unsent = [run for run in runs if not run.folder.exists() or not sbatch.sent_or_refused(run)]
     return bool(unsent) and all(run.folder.exists() and run.stored_status().state == CANCELLED for run in unsent)
 
 
 def _settled(run: Run) -> bool:
-    """Whether a run needs nobody to look for its job."""
+    """Return whether a run's job need not be looked up."""
     return sbatch.sent_or_refused(run) or run.stored_status().state == CANCELLED
 
 
 def _as(run_id: str, launch: Launch) -> Launch:
-    """``launch`` under another run id, and so in another group unless it follows an earlier attempt."""
+    """Return ``launch`` under another run id, and so in another group unless it follows an earlier attempt."""
     group = launch.group if launch.after else run_id.removeprefix(f"{launch.job.framework}_")
     return replace(launch, run_id=run_id, group=group)
 
@@ -158,7 +158,7 @@ def _as(run_id: str, launch: Launch) -> Launch:
 def only_driver(results: Results, say: Say) -> Iterator[None]:
     """Wait until no other driver submits, and keep others out.
 
-    The lock is our standard input meanwhile: an sbatch that outlives us still holds it, so whoever comes next finds in
+    Meanwhile the lock is our standard input: an sbatch that outlives us still holds it, so the next driver finds in
     Slurm what it has sent.
     """
     results.folder.mkdir(exist_ok=True)

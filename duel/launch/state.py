@@ -1,7 +1,7 @@
-"""What runs are doing: their own folders first, and Slurm's report where they do not say.
+"""What runs are doing: what their own folders report and, if they do not, what Slurm reports.
 
-A run's folder is the truth about what it did: whatever ended it, a finished run says so itself. Slurm explains a run
-that waits, and one that ended without a report. What neither knows is ``lost``, never finished.
+A run's folder is the truth about what it did: whatever ended it, a finished run reports that itself. Slurm explains a
+run that waits, and one that ended without a report. A run that neither accounts for is ``lost``, never finished.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, TERM
 from duel.status import LOST_AFTER_SECONDS, LaunchRecord, SlurmWord
 
 TAIL_BYTES = 4096
-# A submission may begin and end while Slurm is asked; a run that is younger is not yet missed.
+# A submission may begin and end while Slurm is queried; a run younger than this is not yet considered missing.
 SUBMITTING_SECONDS = 60.0
 
 
 def look(results: Results, runs: list[Run] | None = None, before: Snapshot | None = None) -> Snapshot:
-    """The state of ``runs`` (or of all), from one squeue and at most one sacct, or from the answer that ``before`` had.
+    """Return the state of ``runs`` (or all), from one squeue and at most one sacct, or from the answer in ``before``.
 
-    A run that Slurm knows to have ended, and that does not say so itself, is settled with Slurm's report.
+    A run that has ended according to Slurm, but has not reported it, is settled with Slurm's report.
     """
-    intended = intent.seen(results)  # first: a submission may come to its end while Slurm is asked
+    intended = intent.seen(results)  # first: a submission may be completed while Slurm is queried
     every = [_own(run) for run in (results.runs() if runs is None else runs)]
     open_runs = [seen for seen in every if seen.needs_slurm()]
     unsettled = any(seen.state not in TERMINAL - {LOST} for seen in open_runs)
@@ -45,17 +45,15 @@ def look(results: Results, runs: list[Run] | None = None, before: Snapshot | Non
         answer, asked = queue.ask(users, since, known), time.time()
     for seen in open_runs:
         if seen.id in intended.runs and not seen.slurm_job_id:
-            seen.note = (
-                intended.waits or "is being submitted, or that was interrupted: the same command goes on with it"
-            )
+            seen.note = intended.waits or "is being submitted, or that was interrupted: the same command continues it"
         if answer is None:
-            seen.note = "Slurm is not here to be asked"
+            seen.note = "Slurm is not available here"
             continue
         if queue.elsewhere(seen.launch.cluster):
             seen.note = f"its job is on the cluster {seen.launch.cluster}; this is {queue.cluster_name()}"
             continue
         job = _job_of(seen, answer.jobs)
-        # An old answer explains a run that still waits. What has begun or ended since, it cannot know of.
+        # An old answer explains a run that still waits. It cannot know what has begun or ended since.
         if before is None or (job is not None and seen.state == QUEUED):
             _explain(seen, job, answer, seen.id in intended.runs)
     mine = {seen.slurm_job_id for seen in every} | {seen.id for seen in every}
@@ -69,9 +67,9 @@ def look(results: Results, runs: list[Run] | None = None, before: Snapshot | Non
 
 
 def _job_of(seen: RunView, jobs: list[queue.SlurmJob]) -> queue.SlurmJob | None:
-    """The job of a run, by user, id and name together: each alone may be another's. (Its cluster was asked before.)
+    """Return the job of a run, by user, id and name together: each alone may be another's. (Its cluster was checked.)
 
-    A run of the driver's is in Slurm under its own id; one that was started by hand under its script's name.
+    A run of the driver's is in Slurm under its own id, one that was started by hand under its script's name.
     """
     wanted_user = seen.user or user()
     for job in jobs:
@@ -83,7 +81,7 @@ def _job_of(seen: RunView, jobs: list[queue.SlurmJob]) -> queue.SlurmJob | None:
 
 
 def with_verdicts(seen: Snapshot, results: Results) -> Snapshot:
-    """The same, with what the pair of each finished run comes to."""
+    """Return the same snapshot, with the verdict of the pair of each finished run."""
     from duel.report import pairs  # here, because few commands need it
 
     try:
@@ -97,7 +95,7 @@ def with_verdicts(seen: Snapshot, results: Results) -> Snapshot:
 
 
 def user() -> str:
-    """Under which name Slurm knows us; by the uid, as Slurm does, and not by variables such as USER."""
+    """Return the name under which Slurm knows us: by uid, as Slurm does, and not by variables such as USER."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container without a passwd entry
@@ -105,7 +103,7 @@ def user() -> str:
 
 
 def _own(run: Run) -> RunView:
-    """What the run's folder says."""
+    """Return what the run's folder says."""
     try:
         launch = run.launch()
     except Damaged as error:
@@ -114,7 +112,7 @@ def _own(run: Run) -> RunView:
 
 
 def _explain(seen: RunView, job: queue.SlurmJob | None, answer: queue.Answer, intended: bool) -> None:
-    """Put Slurm's report into ``seen``, and settle the run where that is the last one."""
+    """Put Slurm's report into ``seen``, and settle the run if that report is final."""
     if job is None:
         _unknown(seen, answer, intended)
         return
@@ -134,8 +132,8 @@ def _explain(seen: RunView, job: queue.SlurmJob | None, answer: queue.Answer, in
         _waits_or_runs(seen, verdict)
         return
     if not answer.controller and verdict.cause in (reasons.PREEMPTED, reasons.INFRASTRUCTURE):
-        return  # it may be back in the queue, which only the controller knows at once
-    state = _last_state(seen.run)  # it may have ended, by itself, since it was read
+        return  # it may be back in the queue, which only the controller knows immediately
+    state = _last_state(seen.run)  # the run may have ended by itself since its status was read
     if state in TERMINAL - {LOST}:
         _keep(seen)
         if seen.state not in TERMINAL - {LOST}:
@@ -146,26 +144,26 @@ def _explain(seen: RunView, job: queue.SlurmJob | None, answer: queue.Answer, in
 
 
 def _waits_or_runs(seen: RunView, verdict: reasons.Verdict) -> None:
-    """What it means for a run that its job has not ended."""
+    """Update a run whose job has not ended."""
     if seen.state == LOST and not seen.status.started:
         seen.change(state=QUEUED, cause="", why=None)
     if seen.state == LOST and verdict.kind == reasons.ALIVE:
         seen.change(state=RUNNING, cause="", why=None)
     requeued = verdict.kind in (reasons.WAITING, reasons.BLOCKED) and seen.state == RUNNING
     if requeued and _last_state(seen.run) == RUNNING:
-        cause = "Slurm put its job back into the queue: a new run begins there"
+        cause = "Slurm requeued its job, which will begin a new run"
         _settle(seen, FAILED, cause, reasons.PREEMPTED)
 
 
 def _cause(verdict: reasons.Verdict, tail: str) -> tuple[str, str]:
-    """Why a job ended whose run has not reported it, in words and as a kind; ``tail`` is the end of its log."""
+    """Return why a job ended whose run has not reported it, as text and as a kind; ``tail`` is the end of its log."""
     cause, why = f"Slurm: {verdict.words}", verdict.cause
     if why == reasons.CODE and reasons.looks_out_of_memory(tail):
         cause, why = f"out of memory ({verdict.words})", reasons.OUT_OF_MEMORY
     elif why == reasons.COMPLETED:
         cause, why = "incomplete: Slurm reports completed, but the run has not reported its end", reasons.CODE
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    # What Slurm's own tools add after a failure is no more than its exit code.
+    # After a failure, Slurm's own tools add nothing but its exit code.
     last = next((line for line in reversed(lines) if not line.startswith(("srun: ", "slurmstepd: "))), "")
     if why == reasons.CODE and last:
         cause += f"; the last line of its log: {last[:200]}"
@@ -173,28 +171,28 @@ def _cause(verdict: reasons.Verdict, tail: str) -> tuple[str, str]:
 
 
 def _last_state(run: Run) -> str:
-    """The state in the run's folder, as it is now."""
-    os.listdir(run.folder)  # on a network file system this asks the server, where reading a file may ask a cache
+    """Return the current state in the run's folder."""
+    os.listdir(run.folder)  # on a network file system this queries the server, while a read may be served from a cache
     return run.stored_status().state
 
 
 def _unknown(seen: RunView, answer: queue.Answer, intended: bool) -> None:
-    """Neither squeue nor sacct has it."""
+    """Handle a run that neither squeue nor sacct knows."""
     if not answer.controller:
         seen.note = "Slurm does not answer"
         return
     if seen.user not in ("", user()):
-        seen.note = f"Slurm shows nothing of it; it may not show you jobs of {seen.user}"
+        seen.note = f"Slurm does not show its job; it may hide jobs of {seen.user} from you"
         return
     if seen.state in TERMINAL - {LOST}:
         if answer.accounting:
             seen.slurm = SlurmWord(state="unknown to Slurm")
-            _keep(seen)  # why it was told to end will not be known: not to be asked again
+            _keep(seen)  # why it was terminated will never be known: do not query again
         return
     if intended and not seen.slurm_job_id:
         return
     if seen.state == RUNNING and seen.status.age < LOST_AFTER_SECONDS:
-        return  # it reports; whoever answers as Slurm here is another cluster, perhaps
+        return  # it still reports; perhaps the Slurm that answers here is another cluster's
     if _last_state(seen.run) in TERMINAL - {LOST}:
         seen.status = _own(seen.run).status
         return
@@ -209,11 +207,11 @@ def _unknown(seen: RunView, answer: queue.Answer, intended: bool) -> None:
 
 
 def _forgotten(answer: queue.Answer) -> str:
-    return "the accounting does not know it either" if answer.accounting else "the accounting cannot be asked why"
+    return "the accounting does not know it either" if answer.accounting else "the accounting is unavailable"
 
 
 def _settle(seen: RunView, state: str, cause: str, why: str) -> None:
-    """Write down how the run ended; where it cannot be written (someone else's run), only say so."""
+    """Record how the run ended; if its folder cannot be written (someone else's run), change only ``seen``."""
     seen.change(state=state, cause=cause, why=why)
     with contextlib.suppress(OSError, Damaged):
         _keep(seen)
@@ -227,12 +225,12 @@ def _keep(seen: RunView) -> None:
 
 
 def slurm_log(run: Run, job_id: str) -> Path:
-    """What Slurm wrote of a job's output; only a number of ours can be part of a path."""
+    """Return the path of Slurm's log of a job; only a numeric id becomes part of it."""
     return run.folder.parent.parent / "logs" / f"{int(job_id) if job_id.isdecimal() else 0}_0_log.out"
 
 
 def log_tail(run: Run, job_id: str = "") -> str:
-    """The end of what a run has printed, by whichever log has it; empty if none has."""
+    """Return the end of a run's output, from the first log that has any; empty if none has."""
     for path in (*([slurm_log(run, job_id)] if job_id else []), run.log, run.launcher_log):
         with contextlib.suppress(FileNotFoundError, Damaged):
             if tail := files.read(path, TAIL_BYTES, last=True).decode(errors="replace").strip():

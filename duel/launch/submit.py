@@ -1,8 +1,8 @@
-"""From planned jobs to runs: check beforehand, make the runs' folders, start them on their target.
+"""From planned jobs to runs: check beforehand, create the runs' folders, start them on their target.
 
-What is to be submitted to Slurm is written down first (``Results.intent``), then each run's folder, then sbatch is
-called under the run's id as job name. So after a death at any instant the same command finds what it had begun, asks
-Slurm by name what went in, and sends the rest.
+A submission to Slurm is recorded first (``Results.intent``), then each run's folder is created, then sbatch is called
+with the run's id as job name. So if the driver dies at any point, the same command finds what it had begun, looks up
+by name what reached Slurm, and sends the rest.
 """
 
 import functools
@@ -30,28 +30,28 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Launch:
-    """One script that is to be started: what it measures, where, its text, and the run that it becomes."""
+    """One script to be started: what it measures, where, its text, and the run that it becomes."""
 
     job: Job
     target: Target  # as ``Target.for_job`` made it
     text: str
     run_id: str
     group: str  # what both sides have in common, through all attempts
-    after: str = ""  # the run that this is another attempt of
+    after: str = ""  # the run that this is another attempt at
 
     @property
     def record(self) -> LaunchRecord:
-        """What is kept of it in launch.json."""
+        """What launch.json keeps of it."""
         return LaunchRecord(
             job=self.job, pair=self.group, after=self.after, code=code_digest(), user=state.user(), cluster=""
         )
 
 
 def plan(jobs: list[Job], target: Target, after: list[tuple[str, str]] | None = None) -> list[Launch]:
-    """The launches of ``jobs``, all on ``target`` and with one stamp.
+    """Return the launches of ``jobs``, all on ``target`` and with one stamp.
 
-    ``after``: for each of them the run that it follows, and that run's group; groups then get a stamp each. Raises
-    UserError where the target cannot take a job.
+    ``after``: for each job the run that it follows, and that run's group; each group then gets its own stamp. Raises
+    UserError if the target cannot run a job.
     """
     found = []
     stamps: dict[str, str] = {}
@@ -68,17 +68,17 @@ class Scheduler(Protocol):
     """What starts scripts: this machine, or Slurm."""
 
     def check(self, launches: list[Launch]) -> None:
-        """Raises UserError for what would keep a job from running."""
+        """Raise UserError for anything that would keep a job from running."""
 
     def preview(self, launches: list[Launch], cluster: Cluster) -> None:
-        """Show what would become of them. Raises UserError for what would be refused."""
+        """Show what would happen to the launches. Raises UserError for what would be refused."""
 
     def start(self, launches: list[Launch], results: Results, say: Say) -> list[Run]:
-        """Make a folder for each, and start them; returns the runs, queued."""
+        """Create a folder for each launch and start them; returns the queued runs."""
 
 
 def scheduler(target: Target) -> Scheduler:
-    """The one that ``target`` names."""
+    """Return the scheduler that ``target`` names."""
     if target.scheduler == "local":
         from duel.launch import local
 
@@ -93,7 +93,7 @@ def launch(
 ) -> list[Run]:
     """Start ``jobs``, which are all for one target; returns their runs. ``after`` is as in ``plan``.
 
-    Raises UserError, before anything is written, for what would keep a job from running.
+    Raises UserError, before anything is written, for anything that would keep a job from running.
     """
     name, target = cluster.target(jobs[0].target)
     launches = plan(jobs, target, after)
@@ -103,7 +103,7 @@ def launch(
     where.preview(launches, cluster)
     if names := _kept_back(launches):
         line = f"cluster.yaml: targets.{name}.setup: {{job: [export {names[0]}=...]}}"
-        say(f"not passed to the jobs: {', '.join(names)}; what they are to have is set by {line}")
+        say(f"not passed to the jobs: {', '.join(names)}; to set one for the jobs, use {line}")
     script.write(jobs, [launch.text for launch in launches], say)
     runs = where.start(launches, results, say)
     for run in runs:
@@ -113,9 +113,9 @@ def launch(
 
 
 def _kept_back(launches: list[Launch]) -> list[str]:
-    """Variables of this shell, or of an --export, that the scripts unset and the lines of their targets do not set.
+    """Return variables of this shell, or of an --export, that the scripts unset and their targets' lines do not set.
 
-    Not those of numbers of threads: the target could not set them either.
+    Thread counts are left out: the target could not set them either.
     """
     names, lines = set(os.environ), []
     for target in (launch.target for launch in launches):
@@ -130,7 +130,7 @@ def _kept_back(launches: list[Launch]) -> list[str]:
 
 
 def check(launches: list[Launch]) -> None:
-    """Raises UserError, before anything is written, for what would keep a job from running anywhere."""
+    """Raise UserError, before anything is written, for anything that would keep a job from running anywhere."""
     for launch in launches:
         job = launch.job
         certificate.check_files(job.benchmark)
@@ -138,14 +138,14 @@ def check(launches: list[Launch]) -> None:
             where = f"cluster.yaml: targets.{job.target}.python.{framework}"
             python = getattr(launch.target.python, framework)
             builds.check_device(python, framework, job.device or launch.target.device, where)
-        if job.weights and not (ROOT / job.weights).is_file():  # it was there at the first attempt
+        if job.weights and not (ROOT / job.weights).is_file():  # the first attempt had it
             raise UserError(f"{job.weights}, the initial weights, is gone: start again with main.py --weights")
 
 
 def create(launches: list[Launch], results: Results, owner: Owner | None = None) -> list[Run]:
-    """The runs' folders, all of them or none; those that an interrupted submission made are left as they are.
+    """Create the runs' folders, all or none; those created by an interrupted submission are left as they are.
 
-    Without an ``owner`` they wait in Slurm's queue, under their own ids.
+    Without an ``owner`` the runs wait in Slurm's queue, under their own ids.
     """
     runs = [results.run(launch.run_id) for launch in launches]
     made = []
@@ -161,7 +161,7 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
                 launch=launch.record,
             )
             made.append(run)
-    except BaseException:  # a full disk, say: leave no half of a pair
+    except BaseException:  # such as a full disk: leave no half of a pair
         for run in made:
             shutil.rmtree(run.folder, ignore_errors=True)
         raise
@@ -170,7 +170,7 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
 
 @functools.cache
 def code_digest() -> str:
-    """Equal exactly when the code that jobs run is: 12 hex digits over every Python file of it."""
+    """Return a digest of the code that jobs run: the first 12 hex digits of a hash over all of its Python files."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""The parity certificates: both sides of each benchmark as jobs, compared as soon as both have ended."""
+"""Parity certificates: run both sides of each benchmark as jobs, and compare them once both have ended."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -32,11 +32,11 @@ def validate(
     results: Results,
     say: Say,
 ) -> bool:
-    """Write one certificate per benchmark and say how it stands. True if both sides compute the same in all of them.
+    """Write one certificate per benchmark and report it. Return True if both sides compute the same in all of them.
 
-    ``weights`` are to be computed with, as ``pretrained.resolve`` takes them; None for random ones. A benchmark one of
-    whose sides did not finish gets no certificate; its error is said, and in what both sides differ of what they had
-    computed. Raises UserError as ``submit.launch`` does.
+    ``weights`` is as for ``pretrained.resolve``; None for random ones. A benchmark with an unfinished side gets
+    no certificate, but a report of its error and of how the sides differ in what both had computed. Raises UserError
+    as ``submit.launch`` does.
     """
     name, described = cluster.target(target)
     planned = []
@@ -70,7 +70,7 @@ def validate(
 
 
 def _verdict(benchmark: str, sides: dict[str, Run], ended: dict[str, RunView], results: Results, say: Say) -> bool:
-    """Say what the ``sides`` of a benchmark came to, which have ``ended``. True if both compute the same."""
+    """Report the result of the ``sides`` of a benchmark, which have ``ended``. Return True if both compute the same."""
     lost = {framework: ended[run.id] for framework, run in sides.items() if ended[run.id].state != FINISHED}
     if not lost:
         return _certify(sides, results, say)
@@ -82,25 +82,25 @@ def _verdict(benchmark: str, sides: dict[str, Run], ended: dict[str, RunView], r
 
 
 def _certify(sides: dict[str, Run], results: Results, say: Say) -> bool:
-    """Compare, write the certificate, say its line and what failed; what was compared is not kept."""
+    """Compare the sides, write the certificate, report it and its failures; the compared arrays are deleted."""
     found = parity.certify(sides)
     file = certificate.path(results.folder, found["benchmark"], found["size"], found["device_kind"])
     file.parent.mkdir(exist_ok=True)
     before = _read(file)
     if before and all(before[key] == found[key] for key in ("passed", "code_sha256", "versions")):
-        # Nothing but the weights differs: what was proved for others still is.
+        # Nothing but the weights differs: what was proved for other weights still holds.
         found["weights_sha256"] = sorted({*before["weights_sha256"], *found["weights_sha256"]})
     write_atomically(file, json.dumps(found, indent=1) + "\n")
     for run in sides.values():
         run.parity.unlink()
-    # By ``say``: what goes to another console would be drawn over.
+    # Through ``say``: the live table would overwrite the output of another console.
     say(parity.paragraph(found, terminal.console().width) if _narrow() else parity.line(found))
     _say_failures(found["failures"], f" of them: {file}", say)
     return bool(found["passed"])
 
 
 def _narrow() -> bool:
-    """Whether the table is wider than the terminal."""
+    """Return whether the terminal is narrower than the table."""
     return terminal.is_terminal() and terminal.console().width < len(parity.heading())
 
 
@@ -114,5 +114,5 @@ def _say_failures(failures: list[str], where: str, say: Say) -> None:
 def _read(file: Path) -> certificate.Certificate | None:
     try:
         return certificate.read(file)
-    except UserError:  # damaged or of another version: it is replaced
+    except UserError:  # damaged or from another version: it is replaced
         return None

@@ -1,4 +1,4 @@
-"""One run, and all runs, as they are at one moment: what their folders say, made true, and what Slurm says."""
+"""One run, and all runs, at one moment: the state in their folders, corrected, and what Slurm reports."""
 
 import calendar
 import time
@@ -12,22 +12,22 @@ from duel.results import Run
 from duel.states import LOST, QUEUED, RUNNING, TERMINAL
 from duel.status import LaunchRecord, SlurmWord, Status, plain
 
-# Slurm keeps its record of a job for at least this long; older ones are not asked for again.
+# Slurm keeps its record of a job for at least this long; older ones are not queried again.
 EXPLAIN_SECONDS = 7 * 24 * 3600.0
-# How a run ends itself when it is told to; who told it, only Slurm knows.
+# ``why`` of a run that ended itself on a signal; only Slurm knows who sent it.
 SIGNALLED = ("told to end", "warned")
 
 
 @dataclass
 class RunView:
-    """One run as it is now: what its folder says, made true, and what Slurm says."""
+    """One run as it is now: the state in its folder, corrected, and what Slurm reports."""
 
     run: Run
     status: Status
     launch: LaunchRecord
     damaged: str = ""  # what is wrong with its launch.json
     slurm: SlurmWord | None = None
-    note: str = ""  # what is known of a run that Slurm does not explain
+    note: str = ""  # what is known about a run that Slurm does not explain
     verdict: str = ""  # of its pair
 
     @property
@@ -60,7 +60,7 @@ class RunView:
 
     @property
     def group(self) -> str:
-        """As ``Run.group``, without reading launch.json again."""
+        """Same as ``Run.group``, without reading launch.json again."""
         return self.launch.pair or self.id.partition("_")[2]
 
     @property
@@ -69,7 +69,7 @@ class RunView:
 
     @property
     def benchmark(self) -> str:
-        """A run that was started by hand has it in its id alone."""
+        """The benchmark; a run that was started by hand has it only in its id."""
         rest = self.id.partition("_")[2]
         named = [name for name in BENCHMARKS if rest.startswith(f"{name}_")]
         return self.job.benchmark if self.job else max(named, key=len, default="")
@@ -84,14 +84,14 @@ class RunView:
 
     @property
     def queued(self) -> float:
-        """When it was queued, in s since 1970; 0 where its folder does not say."""
+        """When it was queued, in s since 1970; 0 if its folder does not say."""
         try:
             return float(calendar.timegm(time.strptime(self.status.queued, "%Y-%m-%dT%H:%M:%SZ")))
         except ValueError:
             return 0.0
 
     def needs_slurm(self) -> bool:
-        """Whether Slurm may know more of the run than its folder says."""
+        """Return whether Slurm may know more about the run than its folder says."""
         if not self.in_slurm or not self.queued:
             return False
         if self.state in (QUEUED, RUNNING) or (self.state == LOST and not self.status.ended):
@@ -102,7 +102,7 @@ class RunView:
         self.status = replace(self.status, **status)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one JSON object."""
+        """Return all of it as one JSON object."""
         launch = plain(self.launch)
         found = launch | plain(self.status) | {"run_id": self.id, "state": self.state, "age": self.status.age}
         also: dict[str, Any] = {
@@ -121,10 +121,10 @@ class Snapshot:
 
     runs: list[RunView]
     by_hand: list[queue.SlurmJob]  # jobs of our scripts that wait and have no run yet
-    notes: list[str]  # what could not be asked
+    notes: list[str]  # what could not be queried
     answer: queue.Answer | None  # Slurm's, if it was asked
     asked: float  # when, in s since 1970
 
     def only(self, runs: list[RunView]) -> "Snapshot":
-        """The same, for these runs alone."""
+        """Return the same snapshot for these runs only."""
         return replace(self, runs=runs, by_hand=[])

@@ -6,20 +6,20 @@ from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 
 NAME = "JAX and PyTorch"
-# Panels by section: what streams over steps, and what a run ends with (duel.measure.sinks names both).
+# Panels by section: what is logged per step, and a run's final values (duel.measure.sinks names both).
 CURVES = {"loss": "Training loss", "throughput": "Throughput", "step_seconds": "Step time (s)"}
 ENDS = {
     "throughput": "Throughput",
     "step_seconds_p50": "Step time, median (s)",
     "peak_memory_bytes": "Peak memory (B)",
     "cold_start_seconds": "Cold start (s)",
-    "joules_per_item": "Energy an item (J)",
+    "joules_per_item": "Energy per item (J)",
     "accuracy": "Held-out accuracy",
 }
 
 
 def build(entity: str, project: str) -> Any:
-    """The workspace, which ``save`` sends."""
+    """Build the workspace, which ``save`` sends."""
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports.v2 import interface as panels
 
@@ -37,13 +37,13 @@ def build(entity: str, project: str) -> Any:
 
 
 def save(entity: str, project: str) -> str:
-    """Make the workspace in ``project`` and return its address. Raises UserError without a key, or if W&B refuses."""
+    """Create the workspace in ``project`` and return its URL. Raises UserError without a key, or if W&B refuses."""
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
-        raise UserError("no key of Weights & Biases here: 'wandb login' stores one")
+        raise UserError("no Weights & Biases key here: 'wandb login' stores one")
     built = build(entity, project)
     try:
         return str(built.save().url)
-    except Exception as error:  # wandb raises what it likes, errors of its transport included
-        raise UserError(f"Weights & Biases did not take the workspace: {' '.join(str(error).split())[:200]}") from error
+    except Exception as error:  # wandb may raise anything, including transport errors
+        raise UserError(f"Weights & Biases rejected the workspace: {' '.join(str(error).split())[:200]}") from error

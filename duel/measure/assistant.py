@@ -1,4 +1,4 @@
-"""The side of every rank but the first: does what rank 0 says (``duel.measure.ranks`` has the other side)."""
+"""Follow rank 0's commands, as every other rank does (``duel.measure.ranks`` is rank 0's side)."""
 
 import contextlib
 import json
@@ -26,15 +26,15 @@ from duel.measure.ranks import (
 
 
 class _Worker:
-    """The measuring process of this rank, a fresh one for each row. ``commands``: ``run.py`` with its interpreter."""
+    """This rank's measuring process, a fresh one for each row. ``commands`` has ``run.py`` with its interpreter."""
 
     def __init__(self, me: Place, commands: dict[str, list[str]]) -> None:
         self._me, self._commands = me, commands
         self._caches = tempfile.TemporaryDirectory(prefix="duel-")
         self._process: subprocess.Popen[bytes] | None = None
-        self._log, self._before = Path(), 0  # where it writes, and how much others have written there before
-        self._start = 0  # the number of the start, as rank 0 counts them
-        self._stopped: float | None = None  # when it was told to end
+        self._log, self._before = Path(), 0  # its log, and the size of that before it started
+        self._start = 0  # number of this start, as counted by rank 0
+        self._stopped: float | None = None  # when it was sent SIGTERM
 
     def start(self, message: dict[str, Any]) -> None:
         self._start, self._log = int(message["start"]), Path(message["folder"]) / f"log.{self._me.rank}.txt"
@@ -53,18 +53,18 @@ class _Worker:
             )
 
     def stop(self) -> None:
-        """Tell the process to end; ``report`` kills it where it does not."""
+        """Terminate the process; ``report`` kills it if it does not exit."""
         if self._process is not None:
             self._process.terminate()
             self._stopped = time.monotonic()
 
     def report(self) -> dict[str, Any] | None:
-        """How the process ended, once; None while it runs, and where there is none."""
+        """Return how the process ended, once; None while it runs or if there is none."""
         if self._process is None:
             return None
         if self._process.poll() is not None:
-            said = _last_words(self._process, self._log, self._before)
-            report = {"start": self._start, "code": self._process.returncode, "said": said}
+            output = _last_output(self._process, self._log, self._before)
+            report = {"start": self._start, "code": self._process.returncode, "said": output}
             self._process = self._stopped = None
             return report
         if self._stopped is not None and time.monotonic() - self._stopped > END_SECONDS / 2:
@@ -79,15 +79,15 @@ class _Worker:
 
 
 def assist(me: Place, where: Path, commands: dict[str, list[str]]) -> int:
-    """Do what rank 0 says until it says to end; the exit code. ``commands``: ``run.py`` with its interpreter."""
+    """Follow rank 0's commands until it ends the run; return the exit code. ``commands`` is as for ``_Worker``."""
     found = _find(where)
     if found is None:
-        print(f"rank {me.rank}: rank 0 was not to be found by {where} within {GATHER_SECONDS:.0f} s", file=sys.stderr)
+        print(f"rank {me.rank}: could not find rank 0 through {where} within {GATHER_SECONDS:.0f} s", file=sys.stderr)
         return 1
     connection, address, key = found
     worker = _Worker(me, commands)
     try:
-        _say(connection, rank=me.rank, host=os.uname().nodename, address=address, key=key)
+        _send(connection, rank=me.rank, host=os.uname().nodename, address=address, key=key)
         connection.settimeout(POLL_SECONDS)
         return _obey(connection, worker)
     except OSError:  # the connection is gone, and rank 0 with it
@@ -98,16 +98,16 @@ def assist(me: Place, where: Path, commands: dict[str, list[str]]) -> int:
 
 
 def _obey(connection: socket.socket, worker: _Worker) -> int:
-    """Let ``worker`` do what comes by ``connection``, and report; the exit code."""
+    """Have ``worker`` execute the commands from ``connection``, and report to it; return the exit code."""
     received = b""
-    heard = said = time.monotonic()
+    heard = sent = time.monotonic()
     while time.monotonic() - heard < SILENT_SECONDS:
         report = worker.report()
         if report is not None:
-            _say(connection, **report)
-        if time.monotonic() - said > ALIVE_SECONDS:
-            said = time.monotonic()
-            _say(connection)
+            _send(connection, **report)
+        if time.monotonic() - sent > ALIVE_SECONDS:
+            sent = time.monotonic()
+            _send(connection)
         try:
             chunk = connection.recv(65536)
         except TimeoutError:
@@ -127,27 +127,27 @@ def _obey(connection: socket.socket, worker: _Worker) -> int:
     return 1
 
 
-def _say(connection: socket.socket, **message: Any) -> None:
+def _send(connection: socket.socket, **message: Any) -> None:
     connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _find(where: Path) -> tuple[socket.socket, str, str] | None:
-    """(connection to rank 0, its address, the key), as soon as the file ``where`` leads to one."""
+    """Return (connection to rank 0, its address, the key) once the file ``where`` leads to it; None on timeout."""
     until = time.monotonic() + GATHER_SECONDS
     while time.monotonic() < until:
-        with contextlib.suppress(OSError, ValueError):  # not there yet, or of an earlier life of this job
-            told = json.loads(where.read_text())
-            for address in told["addresses"]:
+        with contextlib.suppress(OSError, ValueError):  # not there yet, or left from before the job restarted
+            found = json.loads(where.read_text())
+            for address in found["addresses"]:
                 with contextlib.suppress(OSError):
-                    connection = socket.create_connection((address, told["port"]), CONNECT_SECONDS)
-                    return connection, address, told["key"]
+                    connection = socket.create_connection((address, found["port"]), CONNECT_SECONDS)
+                    return connection, address, found["key"]
         time.sleep(POLL_SECONDS)
     return None
 
 
-def _last_words(process: "subprocess.Popen[bytes]", log: Path, before: int) -> str:
-    said = tail(log, before).strip()
+def _last_output(process: "subprocess.Popen[bytes]", log: Path, before: int) -> str:
+    text = tail(log, before).strip()
     if process.returncode < 0:
         name = signal.Signals(-process.returncode).name
-        return f"{said}\nended by {name}".strip()
-    return said or f"exit code {process.returncode}, and not a word"
+        return f"{text}\nended by {name}".strip()
+    return text or f"exit code {process.returncode}, no output"

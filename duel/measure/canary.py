@@ -1,8 +1,8 @@
-"""The canary: whether the precision policy is in force, told by what this process really computes.
+"""The canary: whether the precision policy is in force, judged by what this process really computes.
 
-Each side computes four small products (``canary.products``, of JAX and of PyTorch) with the layers of its models, by
-the very method that the measured step calls its model by. How far they are from float64 is the policy's mark: unit
-roundoffs are 6e-8 in float32, 5e-4 in TF32 and float16, 4e-3 in bfloat16.
+Each side computes four small products (``canary.products``, of JAX and of PyTorch) with the layers of its models,
+through the same method by which the measured step calls its model. Their distance from float64 identifies the policy:
+unit roundoffs are 6e-8 in float32, 5e-4 in TF32 and float16, 4e-3 in bfloat16.
 """
 
 import math
@@ -17,7 +17,7 @@ from duel.catalogue import FRAMEWORK_DEFAULT
 HEADS = 4
 SEGMENTS = 64
 Arrays = dict[str, npt.NDArray[Any]]
-# ‖result - exact‖ / ‖exact‖ of each product, between which it must be. Additions are float32 in every policy.
+# Bounds on ‖result - exact‖ / ‖exact‖ of each product. Additions are float32 under every policy.
 STRICT, TEN_BITS, SEVEN_BITS = (0.0, 1e-5), (5e-5, 1e-3), (1e-3, 1e-2)
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "fp32": STRICT,
@@ -29,8 +29,8 @@ SCATTER_ADD = "scatter_add"
 
 
 def inputs() -> Arrays:
-    """N(0,1) numbers: a (256, 256), b (256, 256); image (4, 16, 16, 16) and kernel (16, 16, 3, 3), channels first; q, k
-    and v (2, 64, 64); values (4096, 16) and the segments (4096,) that they are added to."""
+    """Return N(0, 1) samples: a (256, 256), b (256, 256); image (4, 16, 16, 16) and kernel (16, 16, 3, 3), channels
+    first; q, k and v (2, 64, 64); values (4096, 16); and the segments (4096,) that the values are added to."""
     generator = np.random.default_rng(0)
     shapes = {"a": (256, 256), "b": (256, 256), "image": (4, 16, 16, 16), "kernel": (16, 16, 3, 3)}
     shapes |= dict.fromkeys("qkv", (2, 64, 64)) | {"values": (4096, 16)}
@@ -39,7 +39,7 @@ def inputs() -> Arrays:
 
 
 def exact(given: Arrays) -> Arrays:
-    """The same products in float64."""
+    """Return the same products in float64."""
     wide = {name: array.astype(np.float64) for name, array in given.items() if name != "segments"}
     padded = np.pad(wide["image"], ((0, 0), (0, 0), (1, 1), (1, 1)))
     patches = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
@@ -57,7 +57,7 @@ def exact(given: Arrays) -> Arrays:
 
 
 def errors(computed: npt.NDArray[Any]) -> dict[str, float]:
-    """How far each of the products is from float64, relative to it; ``computed`` has them one behind the other."""
+    """Return each product's distance from float64, relative to it; ``computed`` is all of them concatenated."""
     right = exact(inputs())
     ends = np.cumsum([array.size for array in right.values()])
     assert computed.shape == (ends[-1],)
@@ -69,19 +69,19 @@ def errors(computed: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def contradiction(found: Mapping[str, float], policy: str) -> str:
-    """What in ``found`` shows another policy than ``policy``; empty where nothing does."""
+    """Return what in ``found`` contradicts ``policy``; empty if nothing does."""
     if policy == FRAMEWORK_DEFAULT:
         return ""
     wrong = []
     for name, error in found.items():
         low, high = STRICT if name == SCATTER_ADD else BOUNDS[policy]
         if policy == "tf32" and name == "attention":
-            low = 0.0  # kernels of attention may stay in float32
+            low = 0.0  # attention kernels may stay in float32
         if not low <= error <= high:
-            wrong.append(f"{name} is {error:.1e} from float64, between {low:.0e} and {high:.0e} was expected")
+            wrong.append(f"{name} is {error:.1e} from float64, expected {low:.0e} to {high:.0e}")
     return "; ".join(wrong)
 
 
 def said(found: Mapping[str, float]) -> str:
-    """As rows have it."""
+    """Return ``found`` as rows record it."""
     return " ".join(f"{name}={error:.1e}" for name, error in found.items())

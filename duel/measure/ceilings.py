@@ -1,6 +1,6 @@
-"""What the device could do: the bandwidth of a copy and the rate of a matrix product, measured by the same process.
+"""The device's ceilings: the bandwidth of a copy and the rate of a matrix product, measured by the same process.
 
-Work is held against them: its model FLOP utilisation, and which of the two bounds it (Williams et al. 2009,
+Work is compared with them: its model FLOP utilisation, and which of the two bounds it (Williams et al. 2009,
 doi:10.1145/1498765.1498785).
 """
 
@@ -12,16 +12,16 @@ from typing import Any
 from duel.catalogue import SGD, Citations, Images, Molecules, Tokens
 from duel.measure.device import Setting
 
-# By kind of device: numbers in the array that is copied, and the width of the matrices. Beyond caches, within a second.
+# By kind of device: elements of the copied array, and width of the matrices. Larger than caches, done within a second.
 COPIED = {"cpu": 2**24, "gpu": 2**28, "tpu": 2**28, "mps": 2**26}
 WIDTHS = {"cpu": 1024, "gpu": 8192, "tpu": 8192, "mps": 4096}
 SECONDS, BLOCK_SECONDS = 1.0, 0.05
-# Loops of a side: each takes a number of rounds, does them, and waits for the last.
+# Loops of a side: each takes a number of rounds, runs them, and waits for the last.
 Loops = dict[str, Callable[[int], None]]
 
 
 def measure(loops: Loops, setting: Setting, thorough: bool = True) -> dict[str, float]:
-    """The row's columns for the ceilings: the best of the blocks that a second has room for, or a fifth of one."""
+    """Return the row's columns for the ceilings: the best of the blocks that fit in a second, or in a fifth of one."""
     kind, seconds = setting.device.kind, SECONDS if thorough else SECONDS / 5
     return {
         "copy_bytes_per_second": 2 * 4 * COPIED[kind] * _best(loops["copy"], seconds),  # read and written
@@ -30,7 +30,7 @@ def measure(loops: Loops, setting: Setting, thorough: bool = True) -> dict[str, 
 
 
 def _best(loop: Callable[[int], None], at_most: float = SECONDS) -> float:
-    """Rounds per second."""
+    """Return the best rate in rounds per second."""
     loop(1)
     rounds, best = 1, 0.0
     end = time.perf_counter() + at_most
@@ -46,15 +46,14 @@ def _best(loop: Callable[[int], None], at_most: float = SECONDS) -> float:
 
 
 def step_flops(setting: Setting, module: str, batch_size: int) -> int:
-    """FLOP of a step, two for each multiply-add: a backward pass counts as two forward ones."""
+    """Return the FLOP of a step, two per multiply-add; a backward pass counts as two forward passes."""
     return (1 if module == "inference" else 3) * setting.benchmark.sizes[setting.size].flops * batch_size
 
 
 def least_bytes(setting: Setting, module: str, batch_size: int, parameters: int) -> int:
-    """What a step must move at the least, in float32: weights, what is made of their gradients, and its samples once.
+    """Return the least bytes a step must move, in float32: weights, what is made of their gradients, its samples once.
 
-    Activations are left out, since they may stay in caches. So the arithmetic intensity that is told is the highest
-    possible.
+    Activations are left out, since they may stay in caches, so the reported arithmetic intensity is an upper bound.
     """
     inputs = setting.benchmark.sizes[setting.size].inputs
     match inputs:
@@ -65,7 +64,7 @@ def least_bytes(setting: Setting, module: str, batch_size: int, parameters: int)
         case Molecules(node_features=features) | Citations(features=features):  # of nodes, and both ends of edges
             sample = inputs.nodes * features + 2 * inputs.edges
     arrays = parameters
-    if module == "training":  # weights and gradients, read and written, and so each of the optimizer's moments
+    if module == "training":  # weights, gradients and each of the optimizer's moments, read and written
         moments = 1 if isinstance(setting.benchmark.optimizer, SGD) else 2
         arrays = (4 + 2 * moments) * parameters
     elif module == "per_sample_gradients":
@@ -74,6 +73,6 @@ def least_bytes(setting: Setting, module: str, batch_size: int, parameters: int)
 
 
 def utilisation(found: dict[str, float], flops: int, least: int, step_seconds: float) -> dict[str, Any]:
-    """The row's columns for a step of ``flops`` and at least ``least`` bytes."""
+    """Return the row's columns for a step of ``flops`` and at least ``least`` bytes."""
     computing, moving = flops / found["matmul_flops_per_second"], least / found["copy_bytes_per_second"]
     return {"mfu": computing / step_seconds, "bound": "compute" if computing >= moving else "memory"}

@@ -1,4 +1,4 @@
-"""What a device is called, and what its machine knows of it: the part that both frameworks share."""
+"""What a device is called, and what its machine knows about it: the part that both frameworks share."""
 
 import contextlib
 import importlib.metadata
@@ -17,7 +17,7 @@ from duel.switches import ON, default_value
 
 @dataclass(frozen=True)
 class World:
-    """The processes that compute a row together, one device each, as one of them sees them.
+    """The processes that compute a row together, one device each, as seen by one of them.
 
     ``rank`` counts them over all nodes and ``local_rank`` on this one; they meet at ``address``, host:port of rank 0.
     """
@@ -49,10 +49,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is computed, how, and on what: all that a side needs beside samples and weights.
+    """What is computed, how, and on what: everything a side needs besides samples and weights.
 
-    ``precision`` is a policy of the catalogue or "float64". ``switches`` are values by name (``duel.switches``); what
-    is not there is as a newcomer gets it. ``product`` and ``microbatch`` are of per-sample gradients.
+    ``precision`` is a policy of the catalogue or "float64". ``switches`` are values by name (``duel.switches``); those
+    not listed are as a newcomer gets them. ``product`` and ``microbatch`` are for per-sample gradients.
     """
 
     benchmark: Benchmark
@@ -69,7 +69,7 @@ class Setting:
             default_value(switch)  # raises ValueError for an unknown name
 
     def value(self, switch: str) -> str:
-        """What ``switch`` is set to, else what a newcomer gets. Raises ValueError for an unknown name."""
+        """Return what ``switch`` is set to, else what a newcomer gets. Raises ValueError for an unknown name."""
         return self.switches.get(switch, default_value(switch))
 
     def on(self, switch: str) -> bool:
@@ -81,7 +81,7 @@ class Setting:
 
 
 def choose(kind: str | None, available: Iterable[Device]) -> Device:
-    """The device of ``kind``, or the first of ``available`` for None.
+    """Return the device of ``kind``, or the first of ``available`` for None.
 
     Raises ValueError naming what is available.
     """
@@ -94,12 +94,12 @@ def choose(kind: str | None, available: Iterable[Device]) -> Device:
 
 
 def cpu() -> Device:
-    """The processor of this machine. It counts as one device, however many cores there are."""
+    """Return this machine's processor. It counts as one device, however many cores it has."""
     return Device("cpu", _cpu_name(), 1, memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def gpu(name: str, count: int, compute_capability: str | None) -> Device:
-    """A GPU as the framework sees it, with driver version and memory from NVML where that knows ``name``."""
+    """Return a GPU as the framework sees it, with driver version and memory from NVML if that knows ``name``."""
     try:
         found = Gpu.open(name)
     except LookupError:
@@ -107,24 +107,24 @@ def gpu(name: str, count: int, compute_capability: str | None) -> Device:
     return Device("gpu", name, count, found.driver, compute_capability, found.memory_bytes)
 
 
-_peak_kept = 0  # of before ``uncounted_memory``
+_peak_kept = 0  # the peak before ``uncounted_memory``
 
 
 @contextlib.contextmanager
 def uncounted_memory() -> Iterator[None]:
-    """What the block inside takes of the host's memory does not count in ``host_peak_memory`` (on Linux)."""
+    """Exclude the host memory that the block inside takes from ``host_peak_memory`` (on Linux)."""
     global _peak_kept
     before = host_peak_memory()[0]
     yield
-    with contextlib.suppress(OSError):  # no such file, or it may not be written: then it counts
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak begins again at what is resident
+    with contextlib.suppress(OSError):  # no such file, or not writable: then it counts
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak to what is resident
         _peak_kept = before
 
 
 def host_peak_memory() -> tuple[int, str]:
-    """Peak resident memory of this process in bytes, and the name of that figure: "host_peak_rss"."""
+    """Return this process's peak resident memory in bytes, and the name of that figure: "host_peak_rss"."""
     status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss on Linux is inherited from the parent process, VmHWM is this program's own
+    if status.exists():  # on Linux ru_maxrss is inherited from the parent process; VmHWM is this program's own
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
         return max(_peak_kept, int(line.split()[1]) * 1024), "host_peak_rss"
     unit = 1 if sys.platform == "darwin" else 1024
@@ -132,7 +132,7 @@ def host_peak_memory() -> tuple[int, str]:
 
 
 def installed(*packages: str) -> dict[str, str]:
-    """Versions of those of ``packages`` that are installed."""
+    """Return the versions of those ``packages`` that are installed."""
     found = {}
     for package in packages:
         try:

@@ -1,6 +1,6 @@
-"""What the callable that is timed computes from known weights, recorded by the process that times it.
+"""What the timed callable computes from known weights, recorded by the process that times it.
 
-``duel.evidence`` says what is kept, and compares two sides.
+``duel.evidence`` defines what is kept, and compares two sides.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from duel.errors import Disproved
 from duel.evidence import BUCKETS, GRAIN, ROUNDING, TRIALS, Evidence
 from duel.measure import parameters, twin
 
-MOST_ELEMENTS = 2**27  # of a result that are brought to the host and projected
-CHUNK = 2**22  # elements that are projected at once
+MOST_ELEMENTS = 2**27  # of a result that are copied to the host and projected
+CHUNK = 2**22  # elements projected at once
 STORED = 2.0**-24  # the largest relative rounding of a float32
-STORES = 2  # roundings of a parameter in a step of AdamW: its decay, its update
+STORES = 2  # roundings of a parameter in a step of AdamW: decay and update
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-# Of one kind of work: what it computes from the weights, on the batches of these indexes, by quantity; and floors.
+# For one kind of work: what it computes from the weights on the batches of these indexes, by quantity; and floors.
 Run = Callable[[Any, Arrays, tuple[int, ...], int], tuple[dict[str, npt.NDArray[Any]], dict[str, float]]]
 
 
 def project(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """(1 + BUCKETS,): the norm of ``array``, and its projections.
+    """Return the norm of ``array`` and its projections, (1 + BUCKETS,).
 
-    A projection is the sum of every ``BUCKETS``-th element, with random signs.
-    For two tensors of one name and shape ‖difference of their projections‖ estimates ‖their difference‖ (a count
-    sketch, Charikar et al. 2002, doi:10.1007/3-540-45465-9_59). Raises Disproved where a number is not finite.
+    A projection is the sum of every ``BUCKETS``-th element, with random signs. For two tensors of the same name and
+    shape, ‖difference of their projections‖ estimates ‖their difference‖ (a count sketch, Charikar et al. 2002,
+    doi:10.1007/3-540-45465-9_59). Raises Disproved if a number is not finite.
     """
     flat = array.reshape(-1)
     generator = np.random.default_rng(np.frombuffer(hashlib.sha256(name.encode()).digest(), "<u4"))
@@ -49,10 +49,10 @@ def project(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def moved(arrays: Arrays, by: float, seed: int) -> parameters.Arrays:
-    """``arrays``, each number moved up or down by ``by``, relative to itself."""
+    """Return ``arrays`` with each number moved up or down by ``by``, relative to itself."""
     generator = np.random.default_rng(seed)
     found = {}
-    for name in sorted(arrays):  # the sides have them in different orders
+    for name in sorted(arrays):  # the sides order them differently
         signs = 2.0 * generator.integers(0, 2, arrays[name].shape, np.int8) - 1
         found[name] = (arrays[name] * (1 + by * signs)).astype(np.float32)
     return found
@@ -61,7 +61,7 @@ def moved(arrays: Arrays, by: float, seed: int) -> parameters.Arrays:
 def trained(
     work: twin.Training, arrays: Arrays, indexes: tuple[int, ...], every: int
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
-    """What optimizer steps from ``arrays`` compute."""
+    """Return what optimizer steps from ``arrays`` compute, and its floors."""
     work.load(arrays)
     found = {"losses": np.array([work.loss(work.step(index)) for index in indexes])}
     moments = work.moments()
@@ -81,7 +81,7 @@ def trained(
 def produced(
     work: twin.PerSampleGradients, arrays: Arrays, indexes: tuple[int, ...], every: int
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
-    """The results of steps from ``arrays``, for each ``every``-th sample."""
+    """Return the results of steps from ``arrays``, for every ``every``-th sample."""
     work.load(arrays)
     found = {}
     for place, index in enumerate(indexes):
@@ -93,7 +93,7 @@ def produced(
 def evaluated(
     work: twin.Inference, arrays: Arrays, indexes: tuple[int, ...], every: int
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
-    """As ``produced``. Raises Disproved where the program does not give the same result twice."""
+    """Return the same as ``produced``. Raises Disproved if the program does not give the same result twice."""
     found, _ = produced(work, arrays, indexes, every)
     again, _ = produced(work, arrays, indexes[:1], every)
     for name, array in again.items():
@@ -105,12 +105,12 @@ def evaluated(
     return found, {}
 
 
-NONDETERMINISTIC = 1e-5  # ‖difference‖ / ‖result‖; kernels that add in another order each time are far below
+NONDETERMINISTIC = 1e-5  # ‖difference‖ / ‖result‖; kernels that add in a different order each time are far below
 RUNS: Mapping[str, Run] = {"training": trained, "per_sample_gradients": produced, "inference": evaluated}
 
 
 def outputs(inputs: Images | Tokens | Molecules | Citations) -> int:
-    """Numbers that a model gives for one sample."""
+    """Return how many numbers a model outputs for one sample."""
     match inputs:
         case Tokens(classes=None):
             return inputs.length * inputs.vocabulary
@@ -125,7 +125,7 @@ def outputs(inputs: Images | Tokens | Molecules | Citations) -> int:
 class Recorder:
     """Records the evidence of one row.
 
-    ``elements`` are those of one step's result, ``batches`` those of the pool; ``smooth``: the network has no kinks.
+    ``elements`` counts those of one step's result, ``batches`` those of the pool; ``smooth``: the network has no kinks.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ class Recorder:
         self._smooth = smooth
         self._every = math.ceil(elements / MOST_ELEMENTS)
         self.evidence = Evidence(policy)
-        self.step_seconds = math.inf  # of the fastest pass so far, with all that is recorded of a step
+        self.step_seconds = math.inf  # of the fastest pass so far, including all that is recorded of a step
         if self._every > 1:
             self.evidence.notes.append(f"every {self._every}th sample")
 
     def before(self) -> None:
-        """Before the clock: an early and a late batch of the pool."""
+        """Record an early and a late batch of the pool, before the clock."""
         known = self._known("before", (0, self._batches - 1))
         if ROUNDING.get(self.evidence.policy, 0.0) > 100 * GRAIN:
             for times in (1, 2):
@@ -156,7 +156,7 @@ class Recorder:
                 self._record(f"before, grain {times}", little, (0, self._batches - 1))
 
     def after(self, index: int) -> None:
-        """After the clock, ``index`` being that of the next step: two other batches, and other weights."""
+        """Record two other batches with other weights, after the clock; ``index`` is that of the next step."""
         start = -(-index // self._batches) * self._batches
         self._seed += 1
         self._known("after", (start + self._batches // 2, start + 1))

@@ -17,12 +17,12 @@ Columns = dict[str, Any]
 
 
 class Skip(Exception):
-    """There is no such row here; the message says why."""
+    """The row cannot be measured here; the message says why."""
 
 
 @dataclass
 class Measurement:
-    """A row on its way, and what its stages leave to those after them."""
+    """A row on its way, and what its stages leave to later ones."""
 
     run: Run
     row: Row
@@ -31,14 +31,14 @@ class Measurement:
     emit: Emit
     world: World
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of parameters and running statistics
-    proofs: dict[str, tuple[str, str]] = field(default_factory=dict)  # of switches: what was found, and by what
+    proofs: dict[str, tuple[str, str]] = field(default_factory=dict)  # by switch: the value found, and the evidence
     proved: list[str] = field(default_factory=list)
     unproved: list[str] = field(default_factory=list)  # each with the reason
     proof_seconds: float = 0.0
     next_step: int = 0
     since: float = 0.0  # time.perf_counter() at the end of the first step
     steps_per_block: int = 1
-    # Those below are there from the stage that is named.
+    # The fields below exist from the stage named next to them.
     device: Device = field(init=False)  # find_device
     watch: Watch = field(init=False)
     setting: Setting = field(init=False)  # load
@@ -65,16 +65,16 @@ class Measurement:
 
     @property
     def training(self) -> twin.Training:
-        """``work`` in the stages of training."""
+        """``work``, as the stages of training see it."""
         return cast(twin.Training, self.work)
 
     @property
     def producing(self) -> twin.PerSampleGradients | twin.Inference:
-        """``work`` in those whose steps give results."""
+        """``work``, as stages whose steps give results see it."""
         return cast(twin.PerSampleGradients | twin.Inference, self.work)
 
     def say(self, phase: str) -> None:
-        """Say what comes next, and keep what is known so far: a kill must not take it along."""
+        """Report what comes next, and save what is known so far: it must survive a kill."""
         if phase and not self.world.rank:
             print(phase, flush=True)
             self.emit("phase", row=self.number, phase=phase)

@@ -1,19 +1,19 @@
-"""What NVIDIA's management library says of the GPU that this process computes on.
+"""What NVIDIA's management library reports about the GPU that this process computes on.
 
-Every question may fail by itself, on some device or driver or midway: then its answer is None and ``failures`` has
-NVML's words.
+Every query may fail by itself, on some device or driver or midway: then it returns None and ``failures`` has NVML's
+message.
 """
 
 import os
 from collections.abc import Callable
 from typing import Any
 
-# Clocks that are held down for these reasons are no clocks to compare at. Software power capping, 0x4, is normal.
+# Clocks throttled for these reasons are not comparable. Software power capping, 0x4, is normal.
 THROTTLES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 
 
 class Gpu:
-    """The first GPU that this process may use. ``open`` it."""
+    """A GPU that this process may use. ``open`` it."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
@@ -21,9 +21,9 @@ class Gpu:
 
     @classmethod
     def open(cls, name: str, index: int = 0) -> "Gpu":
-        """The ``index``th of the GPUs that CUDA shows this process, in the order of the PCI bus.
+        """Open the ``index``th of the GPUs that CUDA shows this process, in PCI bus order.
 
-        Raises LookupError, with what is wrong, where NVML is not there or has no GPU called ``name`` at that place.
+        Raises LookupError, with the reason, if NVML is not available or has no GPU called ``name`` at that index.
         """
         try:
             import pynvml
@@ -42,7 +42,7 @@ class Gpu:
             raise LookupError(f"NVML: {error}") from error
         found = found.decode() if isinstance(found, bytes) else str(found)
         if found != name:
-            raise LookupError(f"NVML: device {chosen} is a {found}, and not the {name} that is computed on")
+            raise LookupError(f"NVML: device {chosen} is a {found}, not the {name} in use")
         return cls(pynvml, handle)
 
     def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
@@ -64,13 +64,13 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the device has."""
+        """The device's total memory."""
         found = self._ask("memory", lambda: self._library.nvmlDeviceGetMemoryInfo(self._handle))
         return None if found is None else int(found.total)
 
     @property
     def clock_mhz(self) -> float | None:
-        """Of the multiprocessors, now."""
+        """The current clock of the multiprocessors."""
         kind = self._library.NVML_CLOCK_SM
         found = self._ask("clock_mhz", lambda: self._library.nvmlDeviceGetClockInfo(self._handle, kind))
         return None if found is None else float(found)
@@ -84,26 +84,26 @@ class Gpu:
 
     @property
     def throttles(self) -> list[str] | None:
-        """Why the clocks are held down just now."""
+        """Why the clocks are throttled at this moment."""
         bits = self._ask("throttles", lambda: self._library.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
-        return None if bits is None else [words for bit, words in THROTTLES.items() if bits & bit]
+        return None if bits is None else [reason for bit, reason in THROTTLES.items() if bits & bit]
 
     @property
     def joules(self) -> float | None:
-        """Since the driver was loaded."""
+        """Energy used since the driver was loaded."""
         ask = self._library.nvmlDeviceGetTotalEnergyConsumption
         millijoules = self._ask("joules_per_item", lambda: ask(self._handle))
         return None if millijoules is None else millijoules / 1e3
 
     @property
     def mig(self) -> bool | None:
-        """Whether this is a slice of a GPU; None, too, of a GPU that cannot be cut into any."""
+        """Whether this is a slice of a GPU; also None for a GPU that cannot be sliced."""
         mode = self._ask("mig", lambda: self._library.nvmlDeviceGetMigMode(self._handle)[0])
         return None if mode is None else bool(mode == self._library.NVML_DEVICE_MIG_ENABLE)
 
     @property
     def ecc_errors(self) -> int | None:
-        """Uncorrected ones since the driver was loaded."""
+        """Uncorrected errors since the driver was loaded."""
         kind, since = self._library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._library.NVML_VOLATILE_ECC
         ask = self._library.nvmlDeviceGetTotalEccErrors
         found = self._ask("ecc_errors", lambda: ask(self._handle, kind, since))
@@ -111,13 +111,13 @@ class Gpu:
 
     @property
     def own_bytes(self) -> int | None:
-        """Memory of this process on the device, CUDA's own included."""
+        """This process's memory on the device, CUDA's own included."""
         mine = [process for process in self._processes("device_process_bytes") or [] if process.pid == os.getpid()]
         return int(mine[0].usedGpuMemory) if mine and mine[0].usedGpuMemory else None
 
     @property
     def unknown(self) -> int | None:
-        """Other processes on the device. Where pids are a container's own, one of those that NVML knows is this one."""
+        """Other processes on the device. If pids are a container's own, one of those NVML knows is this one."""
         processes = self._processes("unknown")
         if processes is None:
             return None

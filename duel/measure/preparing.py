@@ -18,20 +18,20 @@ from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
 from duel.options import SAFETENSORS
 
-# Kinds of devices that several processes share out among them. A TPU host's chips belong to one process unless its
-# environment cuts them up, which nobody here could try; MPS has one device.
+# Kinds of devices that several processes can divide among themselves. A TPU host's chips belong to one process unless
+# its environment splits them, which could not be tested; MPS has one device.
 TOGETHER = ("cpu", "gpu")
 AMPERE = 8.0  # the first compute capability with TF32 and bfloat16
 
 
 def find_device(m: Measurement) -> Columns:
-    """The device, and what was not known of the row before it was found."""
+    """Find the device, and what was not known about the row before."""
     try:
         m.device = importlib.import_module("devices").select(m.device_kind, m.world)
     except ValueError as error:
         raise UserError(str(error)) from error
     device, row, world = m.device, m.row, m.world
-    # The proof is as sharp with a processor's batch, whatever the device is.
+    # The proof is as sharp with a CPU's batch size, whatever the device is.
     batch_size = row.batch_size or m.benchmark.sizes[str(row.size)].batch_size["cpu" if _is_proof(m) else device.kind]
     if row.scaling == WEAK:
         batch_size *= world.size
@@ -44,18 +44,18 @@ def find_device(m: Measurement) -> Columns:
         raise Skip(why)
     if world.size > 1 and device.kind not in TOGETHER:
         raise Skip(
-            f"processes of one device each, together, exist for {' and '.join(TOGETHER)}; this is a {device.kind}"
+            f"processes with one device each are supported on {' and '.join(TOGETHER)} only; this is a {device.kind}"
         )
     m.watch = Watch(device, world)
     if m.watch.warning and not world.rank:
-        print(f"warning: {m.watch.warning}: blocks with them there are left out", flush=True)
+        print(f"warning: {m.watch.warning}: blocks timed while they run are left out", flush=True)
     return {
         "driver": device.driver,
         "cpus": len(probes.usable_cpus()),
         "packages_sha256": probes.packages_sha256(),
         "device_id": m.watch.device_id,
         "missing": {
-            "driver": "NVML does not say" if device.kind == "gpu" else f"a {device.kind} device has none to ask",
+            "driver": "not reported by NVML" if device.kind == "gpu" else f"a {device.kind} device has no driver",
             "device_id": m.watch.missing.get("device_id", "not reported"),
         },
     }
@@ -66,18 +66,18 @@ def _is_proof(m: Measurement) -> bool:
 
 
 def _lacks(device: Device, policy: str) -> str:
-    """Why there is no such precision on ``device``; empty where there is."""
+    """Return why ``device`` does not support the precision ``policy``; empty if it does."""
     kinds = PRECISIONS[policy].device_kinds
     if device.kind not in kinds:
-        return f"{policy} exists on {', '.join(kinds)} only; this is a {device.kind}"
+        return f"{policy} is supported on {', '.join(kinds)} only; this is a {device.kind}"
     capability = float(device.compute_capability or AMPERE)
     if capability < AMPERE and policy in ("tf32", "bf16"):
-        return f"{policy} exists from compute capability {AMPERE} on; this is a {device.name} ({capability})"
+        return f"{policy} needs compute capability {AMPERE} or higher; this is a {device.name} ({capability})"
     return ""
 
 
 def build(m: Measurement) -> Columns:
-    """The network, without its weights: what the row is a measurement of."""
+    """Build the network, without its weights, and record what the row measures."""
     network, weights = importlib.import_module("network"), importlib.import_module("weights")
     per_sample = m.use_case.module == "per_sample_gradients"
     m.shapes = weights.shapes(network.build(m.benchmark, str(m.row.size), per_sample))
@@ -97,16 +97,16 @@ def build(m: Measurement) -> Columns:
 
 
 def fitting(batch_size: int, parameters: int, memory_bytes: int | None) -> int:
-    """The microbatch: the largest divisor of ``batch_size`` whose float32 gradients fill an eighth of the memory.
+    """Return the microbatch: the largest divisor of ``batch_size`` whose float32 gradients fit an eighth of the memory.
 
-    Of what the device and the model are, and not of what a framework happens to need: so both sides take the same one.
+    It depends on the device and the model, not on what a framework happens to need, so both sides take the same one.
     """
     most = (memory_bytes or 2**33) // 8 // (4 * parameters)
     return max(n for n in range(1, batch_size + 1) if batch_size % n == 0 and n <= max(most, 1))
 
 
 def initial_weights(m: Measurement) -> parameters.Arrays:
-    """Those of the file that the row names; without one, made from its seed."""
+    """Return the weights in the file that the row names or, without one, made from its seed."""
     source = m.row.weights or ""
     if not source.endswith(SAFETENSORS):
         return parameters.initialise(m.shapes, m.row.seed or 0)
@@ -119,7 +119,7 @@ def initial_weights(m: Measurement) -> parameters.Arrays:
 
 
 def load(m: Measurement) -> Columns:
-    """Weights and data, on the device: from here on there is ``work``."""
+    """Put weights and data on the device; from here on, ``work`` exists."""
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
     if modes.is_tuned(mode):
         choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1])
@@ -141,7 +141,7 @@ def load(m: Measurement) -> Columns:
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     m.work = getattr(importlib.import_module(use_case.module), use_case.work)(m.setting, m.pool, m.initial)
-    if m.world.size > 1:  # no process holds all of them
+    if m.world.size > 1:  # no process holds all samples
         held = {"weights_sha256": parameters.sha256(m.initial), "data_sha256": m.pool.sha256}
     else:
         samples = itertools.chain(m.work.held(), [m.pool.held_out] if m.pool.held_out is not None else [])
@@ -150,7 +150,7 @@ def load(m: Measurement) -> Columns:
 
 
 def check_precision(m: Measurement) -> Columns:
-    """The canary; and once the precision is known to be in force, the record of the run's environment."""
+    """Run the canary and, once the precision is known to be in force, record the run's environment."""
     devices = importlib.import_module("devices")
     errors = canary.errors(importlib.import_module("canary").products(m.work))
     m.row = m.row.replace(canary=canary.said(errors))
@@ -173,7 +173,7 @@ def compile_step(m: Measurement) -> Columns:
 
 
 def first_step(m: Measurement) -> Columns:
-    """The first step's time, and with it what a start costs."""
+    """Time the first step, and so the cost of a start."""
     seconds, m.since = timing.first_step(m.work)
     m.next_step = 1
     clock.samples(m.work, m.row.batch_size or 0)

@@ -1,4 +1,4 @@
-"""What the measured process can say of its surroundings."""
+"""What a measuring process can report about its surroundings."""
 
 import getpass
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 
 from duel import variables
 
-# Beside those of duel/variables.py: where the job runs, and where its interpreter finds libraries and modules.
+# In addition to those of duel/variables.py: where the job runs, and where its interpreter finds libraries and modules.
 PLACE = (
     *("SLURM_JOB*", "SLURM_STEP*", "SLURM_NODE*", "SLURM_CPUS*", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS*"),
     *("SLURM_RESTART_COUNT", "LD_LIBRARY_PATH", "PYTHONPATH"),
@@ -20,7 +20,7 @@ PLACE = (
 
 
 def seconds(variable: str, default: float) -> float:
-    """A limit that the target's set-up may change by ``variable``. What is none ends the process, as a wrong option."""
+    """Return a limit that the target's set-up may set by ``variable``. Exit if it is invalid, as for a wrong option."""
     text = os.environ.get(variable) or str(default)
     try:
         found = float(text)
@@ -28,7 +28,7 @@ def seconds(variable: str, default: float) -> float:
         found = 0.0
     if found > 0:
         return found
-    print(f"error: {variable}={text}: a number of seconds above 0 is valid", file=sys.stderr)
+    print(f"error: {variable}={text}: expected a number of seconds above 0", file=sys.stderr)
     sys.exit(2)
 
 
@@ -40,13 +40,13 @@ def user() -> str:
 
 
 def git(root: Path) -> tuple[str | None, bool | None]:
-    """Commit of ``root`` and whether tracked files differ from it; (None, None) outside a git checkout.
+    """Return the commit of ``root`` and whether tracked files differ from it; (None, None) outside a git checkout.
 
-    cluster.yaml is each site's own, and what became of it stands in the run's script.
+    cluster.yaml does not count: each site has its own, and the run's script shows what became of it.
     """
 
-    def ask(*words: str) -> str:
-        command = ["git", "-C", str(root), *words]
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
 
     try:
@@ -64,30 +64,30 @@ def usable_cpus() -> list[int]:
 
 
 def cpu() -> dict[str, str]:
-    """The model of the first CPU and what it can do (its flags), as Linux tells; empty where it does not."""
+    """Return the model of the first CPU and what it can do (its flags), if Linux reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
         return {}
-    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     names = {"model name": "model", "flags": "flags", "CPU implementer": "implementer", "CPU part": "part"}
-    names |= {"Features": "flags", "microcode": "microcode"}  # the former as ARM has it
-    return {ours: told[name] for name, ours in names.items() if name in told}
+    names |= {"Features": "flags", "microcode": "microcode"}  # the former is ARM's name
+    return {ours: fields[name] for name, ours in names.items() if name in fields}
 
 
 def packages() -> dict[str, str]:
-    """Name and version of every package in this environment."""
+    """Return the name and version of every package in this environment."""
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def packages_sha256() -> str:
-    """Equal exactly when the packages are: what a lock file of theirs would say."""
+    """Return a hash that is equal exactly when the packages are, as a lock file of them would be."""
     return hashlib.sha256("\n".join(f"{name}=={version}" for name, version in packages().items()).encode()).hexdigest()
 
 
 def environment() -> dict[str, Any]:
-    """The environment record: packages, interpreter, machine, CPUs and the variables that matter."""
+    """Return the environment record: packages, interpreter, machine, CPUs and the variables that matter."""
     names = [
         *variables.obeyed(os.environ),
         *(n for n in os.environ if variables.matches(n, (*variables.ALLOCATED, *PLACE))),

@@ -1,4 +1,4 @@
-"""The stages that prove what a row measures, outside what is timed: its program, its clock, its switches."""
+"""The stages that prove what a row measures, outside the timed part: its program, its clock, its switches."""
 
 import contextlib
 import importlib
@@ -18,12 +18,12 @@ from duel.measure.measurement import Columns, Measurement
 from duel.measure.preparing import initial_weights
 from duel.options import SAFETENSORS
 
-OPENING_SECONDS = 5.0  # that the opening steps may take once more
-REPEATED = 10  # steps that must give the same bits again, where they are asked to be deterministic
+OPENING_SECONDS = 5.0  # that the opening steps may take when repeated
+REPEATED = 10  # steps that must give the same bits again, if the row is to be deterministic
 
 
 def prove(m: Measurement) -> Columns:
-    """Write all that a validation compares (``duel.measure.validation``), or what there was when a part raised."""
+    """Write everything a validation compares (``duel.measure.validation``), or what was there when a part raised."""
     given = initial_weights(m) if str(m.row.weights).endswith(SAFETENSORS) else None
     training, per_sample = (
         getattr(importlib.import_module(use_case.module), use_case.work)
@@ -44,7 +44,7 @@ def prove(m: Measurement) -> Columns:
 
 @contextlib.contextmanager
 def unmeasured(m: Measurement) -> Iterator[None]:
-    """What is done inside is not measured: its time is the proof's, its memory counts for nothing."""
+    """Exclude the block inside from what is measured: its time is the proof's, its memory does not count."""
     start = time.perf_counter()
     with uncounted_memory():
         yield
@@ -52,13 +52,13 @@ def unmeasured(m: Measurement) -> Iterator[None]:
 
 
 def prove_before(m: Measurement) -> Columns:
-    """The evidence of before the clock; then the initial weights are there again."""
+    """Record the evidence before the clock, then restore the initial weights."""
     elements = _result_elements(m)
     run = evidence.RUNS[m.use_case.module]
     m.recorder = evidence.Recorder(
         *(m.work, run, m.shapes, len(m.pool.batches), elements, m.setting.precision, m.row.seed or 0),
-        # Those have GELU; of the others most have kinks. In half precision roundings are coarser than what kinks and
-        # norms do to them, and the second step of AdamW magnifies them the more (vit_b16: a bias at 1.00 of its bound).
+        # Models with attention have GELU; most others have kinks. In half precision roundings are coarser than what
+        # kinks and norms do to them, and AdamW's second step magnifies them (vit_b16: a bias at 1.00 of its bound).
         smooth=m.benchmark.attention and m.setting.precision in ("fp32", "float64"),
     )
     with unmeasured(m):
@@ -68,7 +68,7 @@ def prove_before(m: Measurement) -> Columns:
 
 
 def prove_opening(m: Measurement) -> Columns:
-    """How far rounding moves the opening losses; then the initial weights are there again."""
+    """Record how far rounding moves the opening losses, then restore the initial weights."""
     step_seconds = m.work.agree(m.recorder.step_seconds)
     if m.setting.precision in ROUNDING and step_seconds * m.benchmark.curve_steps > OPENING_SECONDS:
         m.unproved.append(f"the opening losses after the first (steps take {step_seconds:.1g} s)")
@@ -82,7 +82,7 @@ def prove_opening(m: Measurement) -> Columns:
 
 
 def _result_elements(m: Measurement) -> int:
-    """Numbers of one step's result, as far as it grows with the samples."""
+    """Return how many numbers one step's result has, if that grows with the samples; else 1."""
     match m.use_case.module, m.row.product:
         case "per_sample_gradients", "materialised":
             return (m.row.batch_size or 0) * (m.row.parameters or 0)
@@ -92,7 +92,7 @@ def _result_elements(m: Measurement) -> int:
 
 
 def prove_after(m: Measurement) -> Columns:
-    """The clock, and the evidence of after it. What was measured may go no further than what is proved."""
+    """Prove the clock, and record the evidence after it. What was measured may go no further than what is proved."""
     with unmeasured(m):
         waited_seconds, m.next_step = clock.waited(m.work, m.next_step)
         m.recorder.after(m.next_step)
@@ -106,7 +106,7 @@ def prove_after(m: Measurement) -> Columns:
 
 
 def repeat(m: Measurement) -> Columns:
-    """Whether the first steps give the same bits again, if the row asks to be deterministic."""
+    """Record whether the first steps give the same bits again, if the row asks to be deterministic."""
     if m.setting.on("deterministic"):
         m.say("repeating the first steps")
         bits = [_bits(m) for _ in range(2)]
@@ -116,7 +116,7 @@ def repeat(m: Measurement) -> Columns:
 
 
 def _bits(m: Measurement) -> str:
-    """Hash of what ``REPEATED`` steps from the initial weights give."""
+    """Return a hash of what ``REPEATED`` steps from the initial weights give."""
     if m.use_case.module != "training":
         return parameters.sha256(m.producing.named(m.work.step(0)))
     m.work.load(m.initial)
@@ -126,7 +126,7 @@ def _bits(m: Measurement) -> str:
 
 
 def check_switches(m: Measurement) -> Columns:
-    """What shows that each switch was in force."""
+    """Record what shows that each switch was in force."""
     switches = dict(m.setting.switches)
     asked, cpus = switches.get("threads", "all"), len(probes.usable_cpus())
     m.proofs |= {"threads": (asked if asked == "all" else str(cpus), f"affinity, {cpus} CPUs")} | m.work.observed()
@@ -134,6 +134,6 @@ def check_switches(m: Measurement) -> Columns:
 
 
 def certify(m: Measurement) -> Columns:
-    """What was proved and what was not, and whether a float64 certificate holds: one made later is for other code."""
+    """Record what was and was not proved, and whether a float64 certificate holds: a later one is for other code."""
     gaps = [f"not proved: {gap}" for gap in m.unproved]
     return {"proved": "; ".join(m.proved + gaps), "parity": certificate.verdict(m.row, m.run.folder.parent.parent)}

@@ -1,11 +1,11 @@
 """The processes of a run on many devices: they find each other, start each row together, and end together.
 
 Every device has a supervisor, ``run.py`` as on one device. Rank 0's owns the run's folder; the others wait for its
-word, start a fresh measuring process for each row, and report how that ended (``duel.measure.assistant``). Lines of
-JSON between them, over TCP: where rank 0 listens stands in a file of the results folder, which all nodes see.
+commands, start a fresh measuring process for each row, and report how that ended (``duel.measure.assistant``). They
+exchange lines of JSON over TCP; a file in the results folder, which all nodes see, says where rank 0 listens.
 
-Duel has a protocol here, and no launcher step for each row, because such a step needs a fresh srun inside the
-allocation for each row, which mpirun and local runs do not have, and because rows are decided as they go.
+Duel has a protocol here rather than a launcher step for each row because such a step needs a fresh srun inside the
+allocation, which mpirun and local runs do not have, and because rows are decided as they go.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ from duel import variables
 from duel.measure import probes
 from duel.results import Run
 
-# A container may have to be unpacked on each node first; but nobody waits forever.
+# A container may have to be unpacked on each node first, but the wait must be finite.
 GATHER_SECONDS = probes.seconds("DUEL_GATHER_SECONDS", 180.0)
 ALIVE_SECONDS, SILENT_SECONDS = 5.0, 30.0
 CONNECT_SECONDS = 5.0
-END_SECONDS = 10.0  # between a first death and the others' being told to end, and for that
+END_SECONDS = 10.0  # between a first death and stopping the others, and for them to end
 POLL_SECONDS = 0.2
 TAIL_BYTES = 8192
 PORT_TAKEN = ("address already in use", "failed to add port to server")  # PyTorch; gRPC in JAX, which may crash then
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-# JAX would leave out what it compiles within a second.
+# By default JAX does not cache what it compiles within a second.
 KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-# Rank, number of ranks, rank on the node, as each launcher calls them. The first that is there counts: inside a Slurm
-# job mpirun's own are the ones that say it.
+# Rank, number of ranks, rank on the node, as each launcher calls them. The first ones set count: inside a Slurm job,
+# mpirun's own are the right ones.
 LAUNCHERS = (
     ("DUEL_RANK", "DUEL_RANKS", "DUEL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -48,7 +48,7 @@ LAUNCHERS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Which of ``size`` processes this one is, over all nodes and on its own."""
+    """Which of ``size`` processes this one is, over all nodes and on its own node."""
 
     rank: int
     size: int
@@ -56,7 +56,7 @@ class Place:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """What the launcher says; one process alone without one."""
+    """Return what the launcher says; without one, a single process."""
     for names in LAUNCHERS:
         if all(name in environment for name in names):
             return Place(*(int(environment[name]) for name in names))
@@ -64,14 +64,14 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
 
 
 def meeting(results: Path, environment: Mapping[str, str] = os.environ) -> Path:
-    """The file that says where rank 0 listens, the same for all ranks of a job and for no other."""
+    """Return the file that says where rank 0 listens, the same for all ranks of a job and for no other job."""
     life = [environment.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")]
     return results / f".ranks-{environment.get('DUEL_MEETING') or '-'.join(life)}.json"
 
 
 def shares(ranks: int) -> list[list[int]]:
-    """This process's CPUs in equal parts, one for each rank; with fewer CPUs than ranks all of them to each."""
-    if not hasattr(os, "sched_getaffinity"):  # macOS cannot be told
+    """Return this process's CPUs in equal parts, one per rank; with fewer CPUs than ranks, each gets all of them."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS cannot set it
         return [[] for _ in range(ranks)]
     cpus = sorted(os.sched_getaffinity(0))
     each = len(cpus) // ranks
@@ -79,13 +79,13 @@ def shares(ranks: int) -> list[list[int]]:
 
 
 def environment(caches: str, timed: bool = True) -> dict[str, str]:
-    """This process's, for one that measures, whose compilers keep what they make in the folder ``caches``.
+    """Return this process's environment for one that measures, whose compilers keep their output in ``caches``.
 
-    Empty to begin with, so that a cold start is one; never the user's own. Without proxies: what the ranks say to each
-    other is not for them (gRPC would ask them). CUDA counts its devices as NVML does.
+    That folder is empty at first, so that a cold start is one, and never the user's own. Proxies are removed: messages
+    between ranks are not for them (gRPC would use them). CUDA counts its devices as NVML does.
 
-    What is ``timed`` has no variables that set a number of threads. A proof may have others beside it: its threads
-    sleep while they wait for each other, because spinning would take the cores from the others.
+    If ``timed``, variables that set a number of threads are removed. A proof may run next to others: its threads sleep
+    while they wait for each other, because spinning would take the cores from the others.
     """
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     own = {name: f"{caches}/{name.lower()}" for name in CACHES} | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | KEEP_ALL
@@ -97,7 +97,7 @@ def environment(caches: str, timed: bool = True) -> dict[str, str]:
 
 
 def tail(log: Path, start: int = 0) -> str:
-    """The end of ``log``, from byte ``start`` on."""
+    """Return the end of ``log``, from byte ``start`` on."""
     with contextlib.suppress(FileNotFoundError), open(log, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - TAIL_BYTES))
@@ -106,30 +106,30 @@ def tail(log: Path, start: int = 0) -> str:
 
 
 class Missing(Exception):
-    """Not all ranks are there; the message says which."""
+    """Not all ranks have connected; the message says which."""
 
 
 class _Member:
-    """One other rank, as rank 0 knows it."""
+    """One other rank, as rank 0 sees it."""
 
     def __init__(self, connection: socket.socket, lines: TextIO, hello: dict[str, Any]) -> None:
         self.rank, self.host, self.address = int(hello["rank"]), str(hello["host"]), str(hello["address"])
         self._connection, self._lines = connection, lines
         self.heard, self.gone = time.monotonic(), False
-        self.reports: dict[int, dict[str, Any]] = {}  # by the number of the start
+        self.reports: dict[int, dict[str, Any]] = {}  # by number of the start
 
     def listen(self) -> None:
-        """Take in what it says, until it is gone."""
+        """Receive what it reports, until it is gone."""
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
                 self.heard = time.monotonic()
-                said = json.loads(line)
-                if "code" in said:
-                    self.reports[int(said["start"])] = said
+                message = json.loads(line)
+                if "code" in message:
+                    self.reports[int(message["start"])] = message
         self.gone = True
 
-    def say(self, **message: Any) -> None:
-        with contextlib.suppress(OSError):  # gone, which its listener finds
+    def send(self, **message: Any) -> None:
+        with contextlib.suppress(OSError):  # gone, as its listener finds
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     @property
@@ -138,7 +138,7 @@ class _Member:
 
 
 class Coordinator:
-    """Rank 0's side, for ``size`` ranks that find it by the file ``where``."""
+    """Rank 0's side, for ``size`` ranks that find it through the file ``where``."""
 
     def __init__(self, size: int, where: Path) -> None:
         self._size, self._where, self._starts, self._addresses = size, where, 0, _addresses()
@@ -168,7 +168,7 @@ class Coordinator:
             lines = connection.makefile("r", encoding="utf-8")
             hello = json.loads(lines.readline(1000))
             if not hmac.compare_digest(str(hello["key"]), self._key):
-                raise ValueError("a stranger")
+                raise ValueError("wrong key")
             connection.settimeout(None)
             member = _Member(connection, lines, hello)
         except (OSError, ValueError, KeyError, TypeError):
@@ -178,39 +178,39 @@ class Coordinator:
         member.listen()
 
     def gather(self) -> None:
-        """Wait for all ranks. Raises Missing where some do not come."""
+        """Wait for all ranks. Raises Missing if some do not connect."""
         until = time.monotonic() + GATHER_SECONDS
         while len(self._members) < self._size - 1:
             if time.monotonic() > until:
                 absent = sorted(set(range(1, self._size)) - set(self._members))
                 raise Missing(
-                    f"{_ranks(absent)} of {self._size} did not come to {'/'.join(self._addresses)}:"
+                    f"{_ranks(absent)} of {self._size} did not connect to {'/'.join(self._addresses)}:"
                     f"{self._server.getsockname()[1]} within {GATHER_SECONDS:.0f} s"
                 )
             time.sleep(POLL_SECONDS)
 
     def start(self, run: Run, row: int, framework: str, arguments: list[str], cpus: list[list[int]]) -> list[str]:
-        """Let all other ranks measure ``row``, by the framework's ``run.py`` with ``arguments``, each on its ``cpus``.
+        """Make all other ranks measure ``row``, by the framework's ``run.py`` with ``arguments``, each on its ``cpus``.
 
-        Returns what rank 0's own needs beside the arguments.
+        Return what rank 0's own process needs in addition to the arguments.
         """
         self._starts += 1
         with socket.create_server(("", 0)) as server:  # free a moment ago: see ``port_taken``
             port = server.getsockname()[1]
-        # One that all have reached: who could not take the first of our addresses has taken the second.
+        # One that all can reach: a rank that could not reach our first address has used a later one.
         reached = [member.address for member in self._members.values()]
         address = max(reached, key=self._addresses.index)
         meet = f"{address}:{port}"
         for rank, member in self._members.items():
             options = [*arguments, "--rank", str(rank), "--ranks", str(self._size), "--meet", meet]
             options += ["--cpus", ",".join(map(str, cpus[rank]))] if cpus[rank] else []
-            member.say(
+            member.send(
                 do="start", start=self._starts, framework=framework, folder=str(run.folder), row=row, options=options
             )
         return ["--rank", "0", "--ranks", str(self._size), "--meet", meet]
 
     def deaths(self) -> dict[int, str]:
-        """Ranks that have ended this row as they should not have, or that are lost; the end of what each said."""
+        """Return the last output of every rank that failed in this row, or that it is lost."""
         found = {}
         for rank, member in sorted(self._members.items()):
             report = member.reports.get(self._starts)
@@ -221,38 +221,38 @@ class Coordinator:
         return found
 
     def ended(self) -> bool:
-        """Whether all others have ended this row, or are lost."""
+        """Return whether all others have ended this row or are lost."""
         return all(self._starts in member.reports or member.lost for member in self._members.values())
 
     def stop(self) -> None:
-        """Tell all others to end this row."""
+        """Have all others end this row."""
         for member in self._members.values():
-            member.say(do="stop")
+            member.send(do="stop")
 
     def _keep_alive(self) -> None:
         while self._server.fileno() >= 0:
             for member in list(self._members.values()):
-                member.say(do="nothing")
+                member.send(do="nothing")
             time.sleep(ALIVE_SECONDS)
 
     def close(self) -> None:
-        """Send all home."""
+        """End all other ranks and stop listening."""
         for member in self._members.values():
-            member.say(do="end")
+            member.send(do="end")
         self._server.close()
         self._where.unlink(missing_ok=True)
 
 
-def port_taken(said: str) -> bool:
-    """Whether a measuring process ended because somebody took the port in the meantime."""
-    return any(words in said.lower() for words in PORT_TAKEN)
+def port_taken(output: str) -> bool:
+    """Return whether a measuring process failed because its port was taken in the meantime."""
+    return any(text in output.lower() for text in PORT_TAKEN)
 
 
 def _addresses() -> list[str]:
-    """Where other nodes may reach this one, the likeliest first: its name, then the address that it has outwards."""
+    """Return where other nodes may reach this one, the likeliest first: its name, then its outward address."""
     found = [os.uname().nodename]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
-        outwards.connect(("192.0.2.1", 9))  # RFC 5737: an address that nobody has; nothing is sent
+        outwards.connect(("192.0.2.1", 9))  # RFC 5737: an address reserved for documentation; nothing is sent
         found.append(outwards.getsockname()[0])
     return list(dict.fromkeys([*found, "127.0.0.1"]))
 

@@ -1,6 +1,6 @@
 """The measuring process: one fresh process, one framework, one row.
 
-A row is a list of named stages, each of which gives columns; which ones, the module of its use case says.
+A row is a list of named stages, each of which returns columns; the module of its use case decides which.
 """
 
 import ctypes
@@ -79,24 +79,24 @@ STAGES: dict[str, tuple[Stage, ...]] = {
 
 
 class FolderGoneError(Exception):
-    """Somebody moved or removed the folder of a run that goes on: nothing more of it can be recorded."""
+    """The folder of a run in progress was moved or removed: nothing more of it can be recorded."""
 
     def __init__(self, run: Run) -> None:
-        super().__init__(f"{run.folder} is gone: it was moved or removed while the run went on")
+        super().__init__(f"{run.folder} is gone: it was moved or removed during the run")
 
 
 def _die_with_parent() -> None:
-    """A killed supervisor must not leave a process behind that goes on using the device (Linux only)."""
+    """Die with the supervisor: if killed, it must not leave a process behind that uses the device (Linux only)."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def measure(run: Run, number: int, data: Path, device_kind: str | None, version: str, world: World = ALONE) -> int:
-    """Measure row ``number`` as one of ``world``; rank 0 writes its file at its true end."""
+    """Measure row ``number`` as one of ``world``; return the exit code. Rank 0 writes its file at its true end."""
     _die_with_parent()
     row = run.read_row(number).replace(framework_version=version, python_version=sys.version.split()[0])
-    row = row.replace(variables=variables.record(os.environ))  # before the framework, which adds to them, is loaded
+    row = row.replace(variables=variables.record(os.environ))  # before the framework is loaded, which adds to them
     emit: Emit = MetricsWriter(run.metrics) if world.rank == 0 else lambda event, **fields: None
     measured = Measurement(run, row, data, device_kind, emit, world)
     try:
@@ -111,7 +111,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
     except Disproved as error:
         print(f"error: {error}", file=sys.stderr)
         row = measured.row.replace(status=FAILED, cause=f"disproved: {_headline(error)}", why="disproved")
-    except Exception as error:  # whatever the framework raises is a row, and its traceback is in the log
+    except Exception as error:  # whatever the framework raises becomes a row; its traceback is in the log
         if not run.folder.is_dir():
             raise FolderGoneError(run) from error
         traceback.print_exc()
@@ -124,7 +124,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
 
 
 def _through_stages(measured: Measurement) -> Row:
-    """The finished row."""
+    """Run all stages; return the finished row."""
     for name, stage in STAGES[measured.use_case.module]:
         measured.say(name)
         columns = stage(measured)
@@ -133,20 +133,20 @@ def _through_stages(measured: Measurement) -> Row:
 
 
 def _headline(error: Exception) -> str:
-    """Its text in one line; a long list is in the log."""
+    """Return its text in one line; a long list is in the log."""
     first, *others = [line.strip() for line in str(error).splitlines()]
     more = f"; and {len(others) - 1} more, all in log.txt" if len(others) > 1 else ""
     return " ".join([first, *others[:1]]) + more
 
 
 def describe(error: Exception) -> str:
-    """One line of it, headed 'out of memory' where it is that."""
+    """Return one line of it, headed 'out of memory' if that is its kind."""
     text = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-    text = re.sub(r"([^:]{3,80}: )\1+", r"\1", text)[:300]  # XLA heads an error once for each thunk that passes it on
+    text = re.sub(r"([^:]{3,80}: )\1+", r"\1", text)[:300]  # XLA adds the prefix again for each thunk that passes it on
     return f"out of memory: {text}" if kind_of(str(error)) == "out of memory" else text
 
 
 def kind_of(error: str) -> str:
-    """The kind of an error: frameworks have many classes for too little memory, so it is known by its text."""
+    """Return the kind of an error. Frameworks have many classes for running out of memory, so its text decides."""
     exhausted = ("out of memory", "resource_exhausted", "can't allocate memory", "cannot allocate memory")
-    return "out of memory" if any(words in error.lower() for words in exhausted) else "code"
+    return "out of memory" if any(text in error.lower() for text in exhausted) else "code"

@@ -1,8 +1,8 @@
-"""The search for the switches that are fastest: which row comes next, and what is chosen at the end.
+"""The search for the fastest switches: which row comes next, and what is chosen at the end.
 
-Each side has as many trials as the other, at most, and in turn with it. The first is ``default``, the second the set
-that ``duel.modes`` has for the kind of device; each later one turns a switch of the fastest mode so far, and with it
-what that needs or excludes. Where all of these were tried the search ends. The fastest mode and ``default`` are then
+The sides take turns and have the same number of trials at most. The first is ``default``, the second the set that
+``duel.modes`` has for the kind of device; each later one changes a switch of the fastest mode so far, along with what
+that needs or excludes. The search ends once all of these were tried. The fastest mode and ``default`` are then
 measured twice more, in the order A B B A: the fastest of several trials is also the luckiest.
 """
 
@@ -22,9 +22,9 @@ from duel.tuned import Choice, Trial
 
 
 def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator[Row]:
-    """The rows of a search, each to be measured before the next is asked for; ``planned`` has those in ``default``.
+    """Yield the rows of a search, each to be measured before the next is drawn; ``planned`` has those in ``default``.
 
-    What is found at a point is kept in ``results`` as soon as that has all its rows.
+    What is found at a point is saved in ``results`` as soon as that has all its rows.
     """
     points: dict[tuple[object, ...], list[_Side]] = {}
     for row in planned:
@@ -54,14 +54,14 @@ class _Side:
         return [Trial(str(row.mode), row.throughput if row.status == FINISHED else None) for row in self._ended]
 
     def following(self) -> str | None:
-        """The mode of the next trial; None where nothing is left to try, or the device is not known."""
+        """Return the mode of the next trial; None if nothing is left to try or the device is unknown."""
         if not self._ended:
             return modes.DEFAULT
         known = next((row for row in self._ended if row.device_kind), None)
         return following(self.trials, known) if known else None
 
     def measured(self, mode: str) -> Iterator[Row]:
-        """The row of a trial, which counts once it was measured."""
+        """Yield the row of a trial, which counts once it has been measured."""
         number = len(self._run.rows()) if self._ended else self._planned.row
         since = time.monotonic()
         yield self._planned.replace(row=number, point=number, mode=mode)
@@ -69,7 +69,7 @@ class _Side:
         self._ended.append([row for row in self._run.rows() if row.point == number][-1])
 
     def keep(self, results: Path) -> None:
-        """Keep what was found, if anything ran."""
+        """Save what was found, if anything ran."""
         row = next((row for row in self._ended if row.status == FINISHED), None)
         if row is None:
             return
@@ -93,14 +93,14 @@ class _Side:
 
 
 def following(trials: Sequence[Trial], row: Row) -> str | None:
-    """The mode to try after ``trials``, on the device and for the point that ``row`` is of; None where none is left."""
+    """Return the mode to try after ``trials``, for the device and point of ``row``; None if none is left."""
     tried = {trial.mode for trial in trials}
     candidates = (_canonical(modes.TUNED, row), *neighbours(tuned.fastest(trials), row))
     return next((mode for mode in candidates if mode not in tried), None)
 
 
 def neighbours(mode: str, row: Row) -> list[str]:
-    """The modes in which one switch has another value than in ``mode``, and with it what that needs or excludes."""
+    """Return the modes that differ from ``mode`` in one switch, and in what that needs or excludes."""
     switches = applicable(str(row.framework), str(row.benchmark), row.use_case or 0, row.device_kind)
     values, found = _settings(mode, row), []
     for switch in (one for one in switches.values() if one.searched):
@@ -115,7 +115,7 @@ def neighbours(mode: str, row: Row) -> list[str]:
                     turned[other.name] = OFF
                 if value == OFF and switch.name == other.needs:
                     turned[other.name] = OFF
-            with contextlib.suppress(UserError):  # of a switch that it turns, another needs or excludes something
+            with contextlib.suppress(UserError):  # another switch needs or excludes one that this changes
                 found.append(_canonical(_spelled(turned, row), row))
     return found
 
@@ -131,5 +131,5 @@ def _spelled(values: dict[str, str], row: Row) -> str:
 
 
 def _canonical(mode: str, row: Row) -> str:
-    """The same from ``default`` on, in the order of the switches. Raises UserError where it contradicts itself."""
+    """Return ``mode`` spelled from ``default`` on, in switch order. Raises UserError if it contradicts itself."""
     return _spelled(_settings(mode, row), row)

@@ -1,8 +1,7 @@
-"""Where a run's numbers go while it works: its own metrics.jsonl first, Weights & Biases second.
+"""Where a run's numbers go while it runs: to metrics.jsonl first, to Weights & Biases second.
 
-metrics.jsonl is the record of truth: the measured process appends each line by one write. Weights & Biases runs in the
-supervising process, which reads those lines; it cannot slow a step down, and a crash of the measured process loses
-nothing of it.
+metrics.jsonl is the source of truth: the measuring process appends each line in one write. Weights & Biases runs in the
+supervisor, which reads those lines; it cannot slow a step down, and loses nothing if the measuring process crashes.
 """
 
 import functools
@@ -69,16 +68,16 @@ class MetricsReader:
 
 
 class WandbSink:
-    """One Weights & Biases run per Duel run: online where there is a key and its server answers, else offline.
+    """One Weights & Biases run per Duel run: online if there is a key and its server answers, else offline.
 
-    ``note`` says in one line what it does, and after ``finish`` what came of it. Nothing here fails the run or holds it
+    ``note`` says in one line what it does and, after ``finish``, how that went. Nothing here fails the run or holds it
     up for long: whatever wandb raises ends up in ``note``, and what it has not uploaded stays in ``folder``.
     """
 
     def __init__(self, folder: Path, rows: list[Row], environment: dict[str, Any], group: str) -> None:
         self._run: Any = None
         self._last = 0.0
-        # Its telemetry goes out in offline mode too, and holds up the process's end where the server does not answer.
+        # Its telemetry is sent in offline mode too, and delays the process's exit if the server does not answer.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         try:
             import wandb
@@ -88,7 +87,7 @@ class WandbSink:
         self._wandb, self._names, self._curves = wandb, _names(rows), dict[str, list[tuple[int, float]]]()
         row, frameworks = rows[0], list(dict.fromkeys(str(row.framework) for row in rows))
         slurm = {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
-        # What runs are filtered by, one value each, and all rows whole.
+        # What runs are filtered by, one value each, and all rows in full.
         config: dict[str, Any] = {name: getattr(row, name) for name in FILTERS}
         config |= {"rows": [_known(row) for row in rows], "environment": environment}
         config |= {"run_folder": str(folder), "attempt": row.attempt} | ({"slurm": slurm} if slurm else {})
@@ -111,21 +110,21 @@ class WandbSink:
             ),
         )
         try:
-            # Before anything else: otherwise wandb asks its server, without a bound, who the key belongs to.
+            # Before anything else: otherwise wandb asks its server, without a timeout, who owns the key.
             wandb.setup(wandb.Settings(silent=True))
             mode, why = _mode(wandb)
             try:
                 self._run = begin(mode=mode)
-            except Exception as error:  # wandb raises what it likes, errors of its transport included
+            except Exception as error:  # wandb may raise anything, transport errors included
                 if mode != "online":
                     raise
                 # Without this the run's id stays taken within this process.
                 wandb.teardown()
-                mode, why = "offline", f"it failed online: {_words(error)}; {LATER}"
+                mode, why = "offline", f"it failed online: {_text(error)}; {LATER}"
                 self._run = begin(mode=mode)
             self._run.define_metric("step")
             self._run.define_metric("*", step_metric="step")
-        except Exception as error:  # W&B comes second: the run goes on, and the note says what it lost
+        except Exception as error:  # W&B comes second: the run continues, and the note says what was lost
             self._lose(error)
             return
         if mode == "offline":
@@ -146,7 +145,7 @@ class WandbSink:
             self._lose(error)
 
     def _values(self, event: dict[str, Any]) -> dict[str, Any]:
-        """What W&B gets of an event, under the name of its framework; of blocks one a second."""
+        """Return what W&B gets of an event, under the name of its framework; at most one block per second."""
         if event["event"] == "block" and event["time"] - self._last >= 1.0:
             self._last = event["time"]
         elif event["event"] != "loss":
@@ -178,23 +177,23 @@ class WandbSink:
             self._lose(error)
 
     def _figure(self) -> Any:
-        """The losses of both sides in one chart."""
+        """Return one chart with the losses of both sides."""
         steps, losses = ([[p[i] for p in curve] for curve in self._curves.values()] for i in (0, 1))
         return self._wandb.plot.line_series(steps, losses, keys=list(self._curves), title="training loss", xname="step")
 
     def _lose(self, error: Exception) -> None:
         self._run = None
-        self.note = f"Weights & Biases: given up, {_words(error)}; metrics.jsonl has everything"
+        self.note = f"Weights & Biases: gave up ({_text(error)}); metrics.jsonl has everything"
 
 
 def _mode(wandb: Any) -> tuple[Any, str]:
-    """The mode for wandb.init, and why. Decided before it: a run of wandb cannot turn offline later."""
+    """Return the mode for wandb.init, and why. Decided before it: a wandb run cannot go offline later."""
     if asked := os.environ.get("WANDB_MODE"):
         return asked, "as asked"
     try:
         if not wandb.login(prompt=False, verify=False):
             return "offline", "no key"
-    except wandb.errors.AuthenticationError as error:  # its shape
+    except wandb.errors.AuthenticationError as error:  # a malformed key
         return "offline", str(error)
     server = wandb.setup().settings.base_url
     if not _answers(server):
@@ -203,7 +202,7 @@ def _mode(wandb: Any) -> tuple[Any, str]:
 
 
 def _answers(server: str) -> bool:
-    """Whether anything speaks HTTP at ``server``, asked as wandb would ask: through the proxies of the environment."""
+    """Return whether ``server`` speaks HTTP, asked as wandb would: through the proxies of the environment."""
     answered = threading.Event()
 
     def ask() -> None:
@@ -212,23 +211,23 @@ def _answers(server: str) -> bool:
         except urllib.error.HTTPError:
             pass  # an answer
         except urllib.error.URLError as error:
-            # A certificate is an answer too; wandb has its own list of whom to trust.
+            # A certificate is an answer too; wandb has its own list of trusted authorities.
             if not isinstance(error.reason, ssl.SSLError):
                 return
         except (OSError, http.client.HTTPException, ValueError):
             return
         answered.set()
 
-    # In a thread: urllib's timeout bounds neither a name server nor one that sends a byte now and then.
+    # In a thread: urllib's timeout bounds neither name resolution nor a server that sends a byte now and then.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
     return answered.is_set()
 
 
-def _words(error: Exception) -> str:
-    said = str(error).partition("\nConsider increasing")[0]  # wandb's advice on its settings is not for our users
-    return f"{type(error).__name__} {' '.join(said.split())[:200]}".rstrip()
+def _text(error: Exception) -> str:
+    text = str(error).partition("\nConsider increasing")[0]  # wandb's advice on its settings is not for our users
+    return f"{type(error).__name__} {' '.join(text.split())[:200]}".rstrip()
 
 
 def _known(row: Row) -> dict[str, Any]:
@@ -236,7 +235,7 @@ def _known(row: Row) -> dict[str, Any]:
 
 
 def _names(rows: list[Row]) -> dict[int, str]:
-    """Number of a row to what its figures' names begin with: ``jax/``, of the second row of a framework ``jax/2/``."""
+    """Return the prefix of a row's figures by its number: ``jax/``, or ``jax/2/`` for a framework's second row."""
     names: dict[int, str] = {}
     counts: Counter[str] = Counter()
     for row in rows:
@@ -247,7 +246,7 @@ def _names(rows: list[Row]) -> dict[int, str]:
 
 
 def _of_pairs(rows: list[Row]) -> dict[str, Any]:
-    """What the comparable pairs come to at each point, and whether all are comparable; nothing of one side alone."""
+    """Return each point's ratio of comparable pairs, and whether all are comparable; nothing for one side alone."""
     points: dict[int, list[tuple[Row, Row]]] = {}
     for pair in partners(rows):
         points.setdefault(pair[0].point or 0, []).append(pair)

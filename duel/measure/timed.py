@@ -1,4 +1,4 @@
-"""The stages that measure: time, memory, and what the device could do."""
+"""The stages that measure: time, memory, and the device's ceilings."""
 
 import dataclasses
 import importlib
@@ -15,11 +15,11 @@ from duel.measure.measurement import Columns, Measurement
 from duel.measure.proving import unmeasured
 from duel.measure.watch import Conditions, left_out
 
-PASS_BLOCKS, PASS_SECONDS = 10, 5.0  # of a part of the step; where it is slow, as many as fit
+PASS_BLOCKS, PASS_SECONDS = 10, 5.0  # for a part of the step; if it is slow, as many as fit
 
 
 def train(m: Measurement) -> Columns:
-    """The opening steps, which both sides take alike."""
+    """Take the opening steps, which are the same on both sides."""
     losses = timing.opening_steps(
         m.training, m.benchmark.curve_steps, lambda step, loss: m.emit("loss", row=m.number, step=step, loss=loss)
     )
@@ -58,7 +58,7 @@ def time_blocks(m: Measurement) -> Columns:
 
 
 def time_training(m: Measurement) -> Columns:
-    """Timed blocks, and whether the optimizer took as many steps as they count."""
+    """Time blocks, and check that the optimizer took as many steps as they count."""
     with unmeasured(m):
         before, then, first = m.training.count(), clock.positions(m.training), m.next_step
     columns = _timed_blocks(m, lambda handle: {"loss": m.training.loss(handle)})
@@ -91,7 +91,7 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
     kept = [block for place, block in enumerate(blocks) if place not in without]
     if why:
         print(f"warning: {len(without)} of {len(blocks)} blocks are left out: {why}", flush=True)
-    # Of fewer than two what follows still needs a time, of all; the number of blocks says that it is no figure.
+    # If fewer than two are left, later stages still need a time, from all; the number of blocks shows it is no result.
     figures: Columns = timing.summary(kept if len(kept) >= 2 else blocks, batch_size) | {"blocks": len(kept)}
     figures["iterations"] = sum(block.steps for block in blocks)
     unknown = f"; not reported: {watch.untold}" if watch.untold else ""
@@ -100,7 +100,7 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
 
 
 def memory(m: Measurement) -> Columns:
-    """Each kind of memory, and what the throughput is worth beside the peak."""
+    """Record each kind of memory, and the throughput per GB of its peak."""
     devices = importlib.import_module("devices")
     peak, kind = devices.peak_memory_bytes()
     return {
@@ -111,13 +111,13 @@ def memory(m: Measurement) -> Columns:
         "throughput_per_gb": (m.row.throughput or 0.0) / ((m.row.device_count or 1) * peak / 1e9),
         "missing": {
             "planned_bytes": f"{m.work.execution}: no plan is made",
-            "reserved_bytes": f"the allocator of a {m.device.kind} device has no pool, or does not say",
+            "reserved_bytes": f"the allocator of a {m.device.kind} device has no pool or does not report it",
         },
     }
 
 
 def all_reduce(m: Measurement) -> Columns:
-    """The time of the all-reduce alone, where there are several devices and the step has one."""
+    """Time the all-reduce alone, if there are several devices and the step has one."""
     if m.world.size == 1:
         return {}
     if m.row.product not in (None, "clipped_sum"):
@@ -127,7 +127,7 @@ def all_reduce(m: Measurement) -> Columns:
 
 
 def time_passes(m: Measurement) -> Columns:
-    """The time of each part of a step, under the rules that the step's own blocks are kept by."""
+    """Time each part of a step, keeping blocks by the same rules as the step's own."""
     if not m.preset.thorough or m.world.size > 1:
         return {"missing": dict.fromkeys(PASSES, _unmeasured(m))}
     m.say("measuring forward and backward pass")
@@ -160,7 +160,7 @@ def _unmeasured(m: Measurement) -> str:
 
 
 def utilise(m: Measurement) -> Columns:
-    """The device's ceilings and how near to them the step came. Beyond them it cannot have been."""
+    """Measure the device's ceilings and how close the step came to them, which it cannot have exceeded."""
     names = ("matmul_flops_per_second", "copy_bytes_per_second", "mfu", "bound")
     each, module = (m.row.batch_size or 0) // m.world.size, m.use_case.module
     flops = ceilings.step_flops(m.setting, module, each)
@@ -175,7 +175,7 @@ def utilise(m: Measurement) -> Columns:
     found = ceilings.measure(loops, m.setting, m.preset.thorough)
     step_seconds = m.row.step_seconds_p50 or math.nan
     if flops / step_seconds > clock.FEWER_PRODUCTS * found["matmul_flops_per_second"]:
-        found = ceilings.measure(loops, m.setting)  # others may have had the device: once more, and for longer
+        found = ceilings.measure(loops, m.setting)  # others may have used the device: once more, and for longer
     clock.possible(flops, step_seconds, found["matmul_flops_per_second"])
     m.proved.append("a rate within the measured ceiling")
     columns |= found | ceilings.utilisation(found, flops, least, step_seconds)
@@ -183,7 +183,7 @@ def utilise(m: Measurement) -> Columns:
 
 
 def start_again(m: Measurement) -> Columns:
-    """The time of another start, by what the caches have kept. What was compiled is dropped."""
+    """Time another start, from what the caches have kept. What was compiled is dropped."""
     if m.work.execution == "eager" or m.world.size > 1 or not m.preset.thorough:
         why = "nothing to compile" if m.work.execution == "eager" else _unmeasured(m)
         return {"missing": {"warm_start_seconds": why, "cold_start_seconds": why}}

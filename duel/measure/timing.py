@@ -16,8 +16,8 @@ from duel.catalogue import Preset
 from duel.measure.twin import Timed, Training, Work
 
 FEWEST = 5  # blocks, or calls, however long they take
-WINDOW, DRIFT = 10, 0.01  # blocks that must be steady, and what is no drift
-COLLECTIVES = 20  # that the time of one is the median of
+WINDOW, DRIFT = 10, 0.01  # blocks that must be steady, and the drift they may have
+COLLECTIVES = 20  # whose median time is taken
 P99_CALLS = 1000  # fewer leave the 99th percentile to a handful of calls
 
 
@@ -31,7 +31,7 @@ class Block:
 
 
 def time_block(work: Timed, first_step: int, steps: int) -> tuple[float, Any]:
-    """Seconds for ``steps`` steps with one synchronisation at the end, and the last step's handle."""
+    """Return the seconds of ``steps`` steps with one synchronisation at the end, and the last step's handle."""
     start = time.perf_counter()
     for index in range(first_step, first_step + steps):
         handle = work.step(index)
@@ -40,7 +40,7 @@ def time_block(work: Timed, first_step: int, steps: int) -> tuple[float, Any]:
 
 
 def warm_up(work: Timed, preset: Preset, first_step: int, since: float) -> tuple[int, int]:
-    """Run until the preset's warm-up is over and a block is long enough; of steps that are slow, as many as fit.
+    """Run until the preset's warm-up is over and a block is long enough; if steps are slow, as many as fit.
 
     ``first_step`` steps were taken before; ``since`` is the ``time.perf_counter()`` at which the first of them ended.
     Returns the next step's index and the steps per block.
@@ -75,10 +75,10 @@ def settle(work: Timed, preset: Preset, first_step: int, steps: int) -> tuple[in
 
 
 def steady(blocks: list[float]) -> bool:
-    """Whether ``blocks``, in the order in which they ran, show no trend, or one of less than ``DRIFT`` in all.
+    """Return whether ``blocks``, in the order they ran, show no trend, or one of less than ``DRIFT`` in all.
 
     By Kendall's rank correlation with time at 5 % (Mann 1945, doi:10.2307/1907187); the drift is between the medians of
-    both halves.
+    the two halves.
     """
     n = len(blocks)
     score = sum((b > a) - (b < a) for a, b in itertools.combinations(blocks, 2))
@@ -90,11 +90,11 @@ def steady(blocks: list[float]) -> bool:
 def time_blocks(
     work: Timed, preset: Preset, first_step: int, steps: int, least_seconds: float = 0.0
 ) -> Iterator[tuple[Block, Any]]:
-    """Timed blocks of ``steps`` steps, and the handle of each one's last step, until the preset has enough of them.
+    """Yield timed blocks of ``steps`` steps, and the handle of each one's last step, until the preset has enough.
 
-    Where steps are slow, its time is over before that: then there are as many as fit, and at least ``FEWEST``. In any
-    case they last ``least_seconds``. Logits may be large: whoever keeps a handle while the next block runs adds to the
-    peak memory that is reported.
+    If steps are slow, the preset's time ends before that: then there are as many as fit, and at least ``FEWEST``. In
+    any case they last ``least_seconds``. Logits may be large: keeping a handle while the next block runs adds to the
+    reported peak memory.
     """
     taken, blocks, seconds = 0, 0, 0.0
     start = time.perf_counter()
@@ -111,7 +111,7 @@ def time_blocks(
 
 
 def time_calls(work: Timed, preset: Preset, first_step: int) -> list[float]:
-    """Seconds of calls that are synchronised one by one: as many as the preset wants, or as its time allows."""
+    """Return the seconds of calls synchronised one by one: as many as the preset wants, or as its time allows."""
     calls: list[float] = []
     start = time.perf_counter()
     while len(calls) < FEWEST or (len(calls) < preset.calls and time.perf_counter() - start < preset.max_seconds):
@@ -120,7 +120,7 @@ def time_calls(work: Timed, preset: Preset, first_step: int) -> list[float]:
 
 
 def time_collective(work: Work) -> float:
-    """Median seconds of an all-reduce that is synchronised before and after."""
+    """Return the median seconds of an all-reduce that is synchronised before and after."""
     seconds = []
     for _ in range(COLLECTIVES + 1):
         start = time.perf_counter()
@@ -130,7 +130,7 @@ def time_collective(work: Work) -> float:
 
 
 def latency(seconds: list[float]) -> dict[str, Any]:
-    """The row's columns for calls of ``seconds``."""
+    """Return the row's columns for calls of ``seconds``."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     enough = len(seconds) >= P99_CALLS
     why = {} if enough else {"latency_seconds_p99": f"{len(seconds)} calls; {P99_CALLS} are needed"}
@@ -146,7 +146,7 @@ def latency(seconds: list[float]) -> dict[str, Any]:
 
 
 def summary(blocks: list[Block], batch_size: int) -> dict[str, float | int]:
-    """The row's columns for ``blocks``, all of the same number of steps."""
+    """Return the row's columns for ``blocks``, all of the same number of steps."""
     seconds = sorted(block.seconds / block.steps for block in blocks)
     median = statistics.median(seconds)
     cuts = statistics.quantiles(seconds, n=20, method="inclusive")
@@ -164,20 +164,20 @@ def summary(blocks: list[Block], batch_size: int) -> dict[str, float | int]:
 
 
 def outliers(values: list[float]) -> int:
-    """How many lie more than 1.5 interquartile ranges beyond the quartiles (Tukey 1977)."""
+    """Return how many lie more than 1.5 interquartile ranges beyond the quartiles (Tukey 1977)."""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     reach = 1.5 * (high - low)
     return sum(value < low - reach or value > high + reach for value in values)
 
 
 def first_step(work: Timed) -> tuple[float, float]:
-    """Seconds of the first step, and the ``time.perf_counter()`` at which it ended."""
+    """Return the seconds of the first step, and the ``time.perf_counter()`` at which it ended."""
     seconds, _ = time_block(work, 0, 1)
     return seconds, time.perf_counter()
 
 
 def opening_steps(work: Training, steps: int, emit: Callable[[int, float], None]) -> list[float]:
-    """Every loss of the steps that both frameworks take alike, from the initial weights."""
+    """Return every loss of the opening steps, which both frameworks take alike from the initial weights."""
     handles = [work.step(index) for index in range(steps)]
     losses = []
     for index, handle in enumerate(handles):

@@ -1,12 +1,12 @@
 """The contract of a twin: everything that ``duel/measure`` may use of ``jax/`` or ``pytorch/``, as types.
 
-Both sides hold these classes and modules under these names (``DevicesModule`` is ``devices.py``), and no other public
+Both sides have these classes and modules under these names (``DevicesModule`` is ``devices.py``), and no other public
 method or function of them exists. mypy checks each side against this file, in ``tests/twin_contract.py``;
-``tests/test_twins.py`` compares the names of parameters, which mypy does not ask of a protocol.
+``tests/test_twins.py`` compares the names of parameters, which mypy does not check for a protocol.
 
 Shapes: N samples in a batch. An index is any step's number: batches are taken modulo the pool. A handle is whatever
 the framework returns before its device has computed it. "All ranks" marks what the processes of a world must call
-together, in the same order; "one process" what exists for a world of one alone. ``compile`` comes before the first
+together, in the same order; "one process" what exists only for a world of one. ``compile`` comes before the first
 ``step``, and unless a method says otherwise it may be called at any time and leaves the state (parameters, running
 statistics, the optimizer's moments) as it is.
 """
@@ -31,16 +31,16 @@ class Timed(Protocol):
         """Dispatch step ``index`` without waiting for it; returns its handle. All ranks.
 
         Training moves the state; the others do not. A handle other than a loss is valid until the next step: with CUDA
-        graphs that one writes into the same memory.
+        graphs, that one writes into the same memory.
         """
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
 
     def agree(self, value: float) -> float:
-        """What rank 0 has for ``value``, as float32 in a world of several, for decisions that must be alike. All ranks.
+        """Return rank 0's ``value``, as float32 in a world of several, for decisions that must be alike. All ranks.
 
-        It waits for the device.
+        Waits for the device.
         """
 
 
@@ -50,77 +50,77 @@ class Work(Timed, Protocol):
     execution: str  # "jit", "eager", "lazy" or "compiled"; known from the start
 
     def load(self, arrays: Arrays) -> None:
-        """Start again from ``arrays``, every parameter and running statistic as ``WeightsModule.shapes`` has them.
+        """Start over from ``arrays``, every parameter and running statistic as ``WeightsModule.shapes`` has them.
 
-        The optimizer starts again, too; what is compiled stays. ValueError lists all that does not fit.
+        The optimizer starts over, too; what is compiled stays. ValueError lists everything that does not fit.
         """
 
     def compile(self) -> float | None:
         """Compile ``step`` ahead of time, before the first one and after ``forget``.
 
-        Returns seconds; None where nothing is compiled ahead, and the first steps may compile instead.
+        Return seconds; None if nothing is compiled ahead, and the first steps may compile instead.
         """
 
     def compile_times(self) -> dict[str, float]:
-        """Seconds in "trace_seconds", "lower_seconds" and "backend_seconds", those that are known.
+        """Return the seconds in "trace_seconds", "lower_seconds" and "backend_seconds", those that are known.
 
         After ``compile`` and the first step.
         """
 
     def forget(self) -> None:
-        """Drop what is compiled but not what is cached in files: the next ``compile`` is that of a second process."""
+        """Drop what is compiled but not what is cached in files: the next ``compile`` is as in a second process."""
 
     def planned_bytes(self) -> int | None:
-        """Bytes of memory that the compiled step plans to use at once; None without a plan.
+        """Return the bytes of memory that the compiled step plans to use at once; None without a plan.
 
         After ``compile``, before ``forget``.
         """
 
     def observed(self) -> dict[str, tuple[str, str]]:
-        """By switch the value that was found in what was compiled or has run, and the evidence, as text.
+        """Return, by switch, the value found in what was compiled or has run, and the evidence, as text.
 
         After the last step that counts, before ``forget``: it may move the state.
         """
 
     def read(self, handle: Any) -> None:
-        """Copy a result of the step behind ``handle`` to the host, which waits for it whatever ``synchronize`` does."""
+        """Copy a result of ``handle``'s step to the host, which waits for it whatever ``synchronize`` does."""
 
     def samples(self) -> int:
-        """Samples that a step takes, over all ranks, by the shapes of what its program is given. After ``compile``."""
+        """Return the samples a step takes, over all ranks, by the shapes of its program's inputs. After ``compile``."""
 
     def all_reduce(self) -> Any:
-        """Dispatch one all-reduce over as many bytes as the gradients have; returns a handle.
+        """Dispatch one all-reduce over as many bytes as the gradients have; return a handle.
 
         All ranks, and only in a world of several.
         """
 
     def accuracy(self, batch: Batch) -> float:
-        """Share, from 0 to 1, of the samples of ``batch`` that are classified correctly, with running statistics.
+        """Return the share, 0 to 1, of the samples of ``batch`` that are classified correctly, with running statistics.
 
-        Labels are (N,). The batch is taken whole by each rank.
+        Labels are (N,). Each rank takes the whole batch.
         """
 
     def export(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies of the current weights, by name and shape as ``load`` takes them, in the storage type."""
+        """Return copies of the current weights, by name and shape as ``load`` takes them, in the storage type."""
 
     def held(self) -> Iterator[Batch]:
-        """The batches of the pool, copied back from the device: float32 (float64 under that policy) and int32.
+        """Yield the batches of the pool, copied back from the device: float32 (float64 under that policy) and int32.
 
         One process.
         """
 
     def layers(self, index: int) -> dict[str, npt.NDArray[Any]]:
-        """What each module returns for batch ``index`` in evaluation, in the order of the calls, by its name.
+        """Return what each module returns for batch ``index`` in evaluation, by module name, in the order of the calls.
 
         First axis N, images (N, channels, height, width), in the storage type; "" is the whole model: the logits. One
         process.
         """
 
     def placed(self, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Any, ...]:
-        """``arrays`` on the device, floats in the storage type; each rank its own. For the canary."""
+        """Return ``arrays`` on the device, floats in the storage type; each rank its own. For the canary."""
 
     def applied(self, model: Any, inputs: tuple[Any, ...]) -> Any:
-        """``model(*inputs)`` under the precision policy and the switches, cast to the storage type. For the canary.
+        """Return ``model(*inputs)`` under the precision policy and switches, cast to the storage type. For the canary.
 
         Every measured pass goes through here; JAX traces it.
         """
@@ -130,28 +130,28 @@ class Training(Work, Protocol):
     """The optimizer's step."""
 
     def loss(self, handle: Any) -> float:
-        """The mean loss over the labels of all ranks, of the step that returned ``handle``. Waits for it. All ranks."""
+        """Return the mean loss, over all ranks' labels, of the step of ``handle``. Waits for it. All ranks."""
 
     def moments(self) -> dict[str, npt.NDArray[Any]]:
-        """By parameter, in the shapes of ``export``, what the optimizer keeps of its gradients since ``load``.
+        """Return what the optimizer keeps of its gradients since ``load``, by parameter in the shapes of ``export``.
 
-        SGD's momentum, AdamW's first moment; zero where a parameter has not had a gradient.
+        SGD's momentum, AdamW's first moment; zero if a parameter has had no gradient.
         """
 
     def count(self) -> int | None:
-        """Steps since ``load`` by the optimizer's own count; None for SGD, which keeps none."""
+        """Return the steps since ``load`` by the optimizer's own count; None for SGD, which keeps none."""
 
     def passes(self) -> dict[str, Callable[[int], Any]]:
-        """Functions that dispatch a part of ``step`` for an index and return a handle. One process.
+        """Return functions that dispatch a part of ``step`` for an index and return a handle. One process.
 
-        "forward" is the loss, of which nothing is kept for a backward pass; "gradient" has that pass, too. They leave
-        parameters and moments, but running statistics may move. JAX compiles them when this is called.
+        "forward" is the loss, without keeping anything for a backward pass; "gradient" includes that pass. They leave
+        parameters and moments as they are, but running statistics may move. JAX compiles them when this is called.
         """
 
     def gradients(self, index: int) -> tuple[float, npt.NDArray[Any], dict[str, npt.NDArray[Any]]]:
-        """What a step on batch ``index`` would see, without taking it: loss, logits and gradients. One process.
+        """Return what a step on batch ``index`` would see, without taking it: loss, logits, gradients. One process.
 
-        Logits (N, classes), or more axes where labels have them, are with the batch's own statistics; gradients are by
+        Logits (N, classes), or more axes if labels have them, are with the batch's own statistics; gradients are by
         parameter, in the shapes of ``export``, without the loss scale. Needs no ``compile``.
         """
 
@@ -160,12 +160,12 @@ class PerSampleGradients(Work, Protocol):
     """A product of the gradient of each sample's own loss."""
 
     def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """Copies of what ``step`` made; waits for it. All ranks, and each gets those of all of them.
+        """Return copies of what ``step`` made; waits for it. All ranks, and each gets those of all of them.
 
-        Where the product has samples, of each ``every``-th.
+        If the product has samples, of every ``every``-th.
 
-        "materialised": by parameter (N, ...), in the shapes of ``export``. "norms": (N,) as "norms". "clipped_sum": by
-        parameter the sum over samples.
+        "materialised": (N, ...) by parameter, in the shapes of ``export``. "norms": (N,) as "norms". "clipped_sum": the
+        sum over samples, by parameter.
         """
 
 
@@ -173,88 +173,88 @@ class Inference(Work, Protocol):
     """The forward pass in evaluation."""
 
     def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """A copy of what ``step`` made for each ``every``-th sample; waits for it. One process.
+        """Return a copy of what ``step`` made for every ``every``-th sample; waits for it. One process.
 
         "logits" (N, classes), or with more axes.
         """
 
 
 class Maker(Protocol[W_co]):
-    """Such a class as it is called. ``arrays`` are the weights that ``Work.load`` takes."""
+    """The constructor of such a class. ``arrays`` are weights as ``Work.load`` takes them."""
 
     def __call__(self, setting: Setting, pool: Pool, arrays: Arrays) -> W_co:
-        """Sets the policy and switches for the process, and puts weights and batches on the device. All ranks."""
+        """Set the policy and switches for the process, and put weights and batches on the device. All ranks."""
 
 
 class DevicesModule(Protocol):
     """``devices.py``."""
 
     def select(self, kind: str | None, world: World = ALONE) -> Device:
-        """The device of ``kind``, or for None the best; ValueError names what is available. All ranks.
+        """Return the device of ``kind``, or the best for None; ValueError names what is available. All ranks.
 
-        The first call to the framework: it joins the processes of ``world``, and may keep accelerators untouched.
+        The first call to the framework: it joins the processes of ``world``, and may leave accelerators untouched.
         """
 
     def leave(self) -> None:
         """Leave the world, as the last call to the framework. All ranks, and only in a world of several."""
 
     def available(self) -> list[Device]:
-        """All kinds of device, the best first, the processor last. It takes hold of accelerators."""
+        """Return all kinds of device, the best first, the CPU last. It takes hold of accelerators."""
 
     def native(self, device: Device) -> Any:
-        """The framework's own object for this process's device of ``device.kind``. After ``select``."""
+        """Return the framework's own object for this process's device of ``device.kind``. After ``select``."""
 
     def set_precision(self, policy: str) -> None:
         """Set the policy, of the catalogue or "float64", for what is traced or computed from now on."""
 
     def peak_memory_bytes(self) -> tuple[int, str]:
-        """Peak bytes of this process so far, and what they count: "allocator_peak" or "host_peak_rss"."""
+        """Return the peak bytes of this process so far, and what they count: "allocator_peak" or "host_peak_rss"."""
 
     def reserved_bytes(self) -> int | None:
-        """Peak bytes that the allocator took from the device; None where unknown."""
+        """Return the peak bytes that the allocator took from the device; None if unknown."""
 
     def versions(self) -> dict[str, str]:
-        """Versions of the packages that decide what runs, by name."""
+        """Return the versions of the packages that decide what runs, by name."""
 
 
 class WeightsModule(Protocol):
     """``weights.py``; ``model`` is what ``NetworkModule.build`` returns."""
 
     def shapes(self, model: Any) -> dict[str, tuple[int, ...]]:
-        """By torchvision's names and in its layouts the shape of every parameter and running statistic."""
+        """Return the shape of every parameter and running statistic, by torchvision's names and in its layouts."""
 
     def trainable(self, model: Any) -> tuple[str, ...]:
-        """Names of the parameters, without running statistics."""
+        """Return the names of the parameters, without running statistics."""
 
     def load(self, model: Any, arrays: Arrays) -> None:
-        """Set all of ``shapes``; ValueError lists all that is missing, extra or of another shape."""
+        """Set all of ``shapes``; ValueError lists everything missing, extra or of another shape."""
 
     def export(self, model: Any) -> dict[str, npt.NDArray[Any]]:
-        """Copies of all of ``shapes``."""
+        """Return copies of all of ``shapes``."""
 
 
 class NetworkModule(Protocol):
-    """``network.py``, beside the class that the three kinds of work inherit from."""
+    """``network.py``, apart from the class that the three kinds of work inherit from."""
 
     def build(self, benchmark: Benchmark, size: str, per_sample: bool = False) -> Any:
-        """The model, without meaningful weights; ``per_sample`` has group norms in place of batch norms."""
+        """Return the model, without meaningful weights; ``per_sample`` has group norms in place of batch norms."""
 
     def count_flops(self, benchmark: Benchmark, size: str, inputs: tuple[npt.NDArray[Any], ...]) -> int:
-        """FLOPs of a forward pass in evaluation over ``inputs``, of which only the shapes matter."""
+        """Return the FLOPs of a forward pass in evaluation over ``inputs``, of which only the shapes matter."""
 
 
 class CanaryModule(Protocol):
     """``canary.py``."""
 
     def products(self, work: Any) -> npt.NDArray[Any]:
-        """One axis: the products of ``duel.measure.canary.inputs``, joined, as this side's ``work`` computes."""
+        """Return, in one axis, the products of ``duel.measure.canary.inputs`` as this side's ``work`` computes them."""
 
 
 class CeilingsModule(Protocol):
     """``ceilings.py``."""
 
     def loops(self, setting: Setting) -> dict[str, Callable[[int], None]]:
-        """ "copy" and "matmul" of ``duel.measure.ceilings``: each runs a number of rounds and waits; empty if neither.
+        """Return "copy" and "matmul" of ``duel.measure.ceilings``: each runs some rounds and waits; empty if neither.
 
         After ``select`` and ``set_precision``, on one device.
         """

@@ -1,7 +1,7 @@
-"""What goes on around the measurement: clocks, temperature, throttling, other processes, memory and energy.
+"""The conditions around the measurement: clocks, temperature, throttling, other processes, memory and energy.
 
-Asked between blocks, never within one. A block that was throttled, or shared its device, is marked and left out of the
-figures that verdicts are made of, never silently.
+Read between blocks, never within one. A block that was throttled, or shared its device, is marked and left out of the
+figures that verdicts rest on, never silently.
 """
 
 import math
@@ -19,35 +19,35 @@ from duel.measure.device import Device, World, host_peak_memory
 from duel.measure.nvml import Gpu
 from duel.measure.probes import usable_cpus
 
-FOREIGN_LOAD = 0.05  # of the CPUs' time, that others may take within a block
-TICK_SECONDS = 0.01  # the kernel counts the time of a CPU in these
-ENERGY_SECONDS = 10.0  # the shortest window that energy is told of
+FOREIGN_LOAD = 0.05  # share of the CPUs' time that others may take within a block
+TICK_SECONDS = 0.01  # the unit of the kernel's CPU times
+ENERGY_SECONDS = 10.0  # the shortest window for which energy is reported
 IDLE_SECONDS = 1.0
 PROC, POWERCAP = Path("/proc"), Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Those of one block; None is not told. ``foreign_load``: others' share of the time of this process's CPUs."""
+    """Conditions of one block; None: not reported. ``foreign_load``: others' share of this process's CPUs' time."""
 
     clock_mhz: float | None = None
     temperature_celsius: float | None = None
     throttles: tuple[str, ...] | None = ()
     unknown: int | None = 0
     foreign_load: float | None = None
-    ecc_errors: int = 0  # uncorrected ones since the block before
+    ecc_errors: int = 0  # uncorrected ones since the previous block
 
     @property
     def faults(self) -> list[str]:
         """Why the block is left out; empty if it is not."""
-        said = [f"throttled ({words})" for words in self.throttles or ()]
-        said += ["another process on the device"] if self.unknown else []
-        said += ["uncorrected memory error"] if self.ecc_errors else []
-        return said + (["other processes on the CPUs"] if (self.foreign_load or 0.0) > FOREIGN_LOAD else [])
+        reasons = [f"throttled ({cause})" for cause in self.throttles or ()]
+        reasons += ["another process on the device"] if self.unknown else []
+        reasons += ["uncorrected memory error"] if self.ecc_errors else []
+        return reasons + (["other processes on the CPUs"] if (self.foreign_load or 0.0) > FOREIGN_LOAD else [])
 
 
 class Watch:
-    """Of the device that ``world``'s process computes on. What cannot be told has its reason in ``missing``."""
+    """Watches the device of this process of ``world``. ``missing`` has the reason for what cannot be reported."""
 
     def __init__(self, device: Device, world: World) -> None:
         self.missing: dict[str, str] = {}
@@ -68,37 +68,37 @@ class Watch:
 
     @property
     def warning(self) -> str:
-        """What is wrong before anything has begun; empty if nothing is."""
+        """What is wrong before anything has started; empty if nothing is."""
         return f"{self._others} other processes are on the {self._device.name}" if self._others else ""
 
     @property
     def device_id(self) -> str | None:
-        """Which device it is: a GPU's UUID, the numbers of the CPUs."""
+        """Which device it is: a GPU's UUID, or the numbers of the CPUs."""
         return self._gpu.uuid if self._gpu else ",".join(map(str, self._cpus)) if self._device.kind == "cpu" else None
 
     @property
     def sliced(self) -> bool:
-        """Whether the device is a MIG slice: its power and its ceilings are not its own."""
+        """Whether the device is a MIG slice, whose power and ceilings are not its own."""
         return " MIG " in self._device.name or (self._gpu is not None and bool(self._gpu.mig))
 
     @property
     def untold(self) -> str:
-        """What no block could be left out for, because nobody said it; empty where all was told."""
-        said = ["what befell the other ranks"] if self._world.size > 1 else []
+        """What no block could be left out for, because it is not reported; empty if everything is."""
+        gaps = ["conditions on the other ranks"] if self._world.size > 1 else []
         if self._device.kind == "gpu" and self._gpu is None:
-            said.append(f"throttling and other processes ({self.missing['clock_mhz']})")
+            gaps.append(f"throttling and other processes ({self.missing['clock_mhz']})")
         failures = self._gpu.failures if self._gpu else {}
         asked = {"throttling": "throttles", "other processes": "unknown"}
-        return ", ".join(said + [f"{words} ({failures[name]})" for words, name in asked.items() if name in failures])
+        return ", ".join(gaps + [f"{topic} ({failures[name]})" for topic, name in asked.items() if name in failures])
 
     @property
     def least_seconds(self) -> float:
-        """How long the timed blocks must last so that their energy can be measured; 0 where it cannot."""
+        """How long the timed blocks must last so that their energy can be measured; 0 if it cannot."""
         measured = self._world.size == 1 and not self.sliced and self._joules()
         return ENERGY_SECONDS if measured else 0.0
 
     def block(self) -> Conditions:
-        """Those since the last call."""
+        """Return the conditions since the last call."""
         now = self._cpu_seconds()
         since, self._before = self._before, now
         load = self._load(since, now)
@@ -114,13 +114,13 @@ class Watch:
         return Conditions(gpu.clock_mhz, gpu.temperature_celsius, held_down, gpu.unknown, load, new)
 
     def begin(self) -> None:
-        """The measured blocks begin now."""
+        """Mark the start of the measured blocks."""
         self._start = self._before = self._cpu_seconds()
         joules = self._joules()
         self._begun = (time.monotonic(), joules) if joules else None
 
     def columns(self, conditions: list[Conditions], items: int) -> dict[str, Any]:
-        """The row's columns for these blocks, in which ``items`` were computed, with the reasons for the empty ones."""
+        """Return the row's columns for these blocks, which computed ``items``, with the reasons for the empty ones."""
         clocks = [each.clock_mhz for each in conditions if each.clock_mhz is not None]
         warmest = [each.temperature_celsius for each in conditions if each.temperature_celsius is not None]
         gpu = self._gpu
@@ -136,9 +136,9 @@ class Watch:
             **self._energy(items),
         }
         kind = self._device.kind
-        reasons = dict.fromkeys(columns, f"a {kind} device does not say")
-        reasons |= {"clock_mhz": "the CPUs do not say"} if kind == "cpu" else {}
-        reasons |= {"foreign_load": "the kernel does not say (/proc/stat)"}
+        reasons = dict.fromkeys(columns, f"not reported by a {kind} device")
+        reasons |= {"clock_mhz": "not reported by the CPUs"} if kind == "cpu" else {}
+        reasons |= {"foreign_load": "not reported by the kernel (/proc/stat)"}
         reasons |= self.missing | (gpu.failures if gpu else {})
         reasons |= {"clock_mhz_lowest": reasons["clock_mhz"]}
         return columns | {"missing": {name: reasons[name] for name, value in columns.items() if value is None}}
@@ -146,7 +146,7 @@ class Watch:
     def _energy(self, items: int) -> dict[str, Any]:
         names = ("joules_per_item", "mean_watts", "idle_watts", "energy_source")
         nothing = dict.fromkeys(names)
-        if self._world.size > 1:  # the counter is of one of them, what is computed is of all
+        if self._world.size > 1:  # the counter covers one of them, the work all
             self.missing |= dict.fromkeys(names, "measured on one device")
             return nothing
         if self.sliced:
@@ -170,7 +170,7 @@ class Watch:
         return nothing
 
     def _idle(self) -> float | None:
-        """Watts before anything has begun."""
+        """Return the watts before anything has started."""
         before = self._joules()
         if not before:
             return None
@@ -180,14 +180,14 @@ class Watch:
         return used / seconds if used is not None and seconds else None
 
     def _joules(self) -> list[float]:
-        """Counters of energy, of the GPU or of each package of CPUs; none where none can be read."""
+        """Return the energy counters of the GPU or of each CPU package; empty if none can be read."""
         if self._gpu is not None:
             joules = self._gpu.joules
             return [] if joules is None else [joules]
         return self._rapl("energy_uj") if self._device.kind == "cpu" else []
 
     def _used(self, before: list[float], after: list[float]) -> float | None:
-        """Joules between two readings; None where a counter went backwards. Those of CPUs begin anew at their range."""
+        """Return the joules between two readings; None if a counter ran backwards. CPU counters wrap at their range."""
         ranges = [0.0] * len(before) if self._gpu else self._rapl("max_energy_range_uj")
         if not len(before) == len(after) == len(ranges):
             return None
@@ -195,7 +195,7 @@ class Watch:
         return None if min(used) < 0 else sum(used)
 
     def _rapl(self, file: str) -> list[float]:
-        """Joules of each package; none where there are none, or only root may read them."""
+        """Return the joules of each package; empty if there are none or only root may read them."""
         zones = [path for path in sorted(POWERCAP.glob("*")) if re.fullmatch(r"intel-rapl:\d+", path.name)]
         try:  # not 'psys', which is the whole platform, packages included
             packages = [zone for zone in zones if (zone / "name").read_text().startswith("package-")]
@@ -204,7 +204,7 @@ class Watch:
             return []
 
     def _cpu_seconds(self) -> tuple[float, float, float]:
-        """(now, seconds that the usable CPUs have been busy, of which this process's); NaN where that is not told."""
+        """Return (now, seconds that the usable CPUs were busy, of which this process's); NaN if not reported."""
         usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         own = sum(each.ru_utime + each.ru_stime for each in usage)
         try:
@@ -218,7 +218,7 @@ class Watch:
         return time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), own
 
     def _load(self, before: tuple[float, float, float], after: tuple[float, float, float]) -> float | None:
-        """Others' share of the usable CPUs' time between two readings, less what the kernel's ticks may be off."""
+        """Return others' share of the usable CPUs' time between two readings, less the error of the kernel's ticks."""
         wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
         if math.isnan(busy):
             return None
@@ -236,7 +236,7 @@ class Watch:
 
 
 def left_out(conditions: list[Conditions]) -> tuple[list[int], str]:
-    """The numbers of the blocks that are left out, and how many for which reason."""
+    """Return the numbers of the blocks that are left out, and how many for each reason."""
     numbers = [number for number, each in enumerate(conditions) if each.faults]
     reasons = Counter(fault for each in conditions for fault in each.faults)
     return numbers, "; ".join(f"{count} {reason}" for reason, count in reasons.items())

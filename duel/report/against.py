@@ -1,4 +1,4 @@
-"""What has changed since an earlier set: of each point both sides and their ratio, with an interval and a word."""
+"""What has changed since an earlier set: both sides of each point and their ratio, with interval and verdict."""
 
 import math
 import statistics
@@ -19,14 +19,14 @@ from duel.report.study import Study, published, stored
 from duel.results import Results
 from duel.terminal import Table
 
-EQUAL = 1.03  # a change within it, with its whole interval, is none for practical purposes
+EQUAL = 1.03  # a change whose whole interval lies within this factor is negligible
 QUANTITIES = ("JAX", "PyTorch", "JAX / PyTorch")
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", f"equal within {round(100 * (EQUAL - 1))} %", "undecided"
 
 
 @dataclass(frozen=True)
 class Change:
-    """By what factor a throughput, or the ratio of both, has changed at a point. ``p`` is adjusted by Holm."""
+    """The factor by which a throughput, or the ratio of both, has changed at a point. ``p`` is Holm-adjusted."""
 
     line: Line
     quantity: str
@@ -45,9 +45,9 @@ class Change:
 
 
 def earlier(results: Results, where: str, name: str) -> Study:
-    """The set that ``where`` means: a folder, a published set, or the set ``name`` as a git revision has it.
+    """Return the set that ``where`` names: a folder, a published set, or the set ``name`` at a git revision.
 
-    Raises UserError where it is none of these.
+    Raises UserError if it is none of these.
     """
     if (Path(where) / "results.csv").is_file():
         return stored(Path(where).name, Path(where))
@@ -65,7 +65,7 @@ def earlier(results: Results, where: str, name: str) -> Study:
 
 
 def changes(before: Study, after: Study) -> tuple[list[Change], list[str]]:
-    """Of the points that both have over sessions; and in a sentence each what cannot be compared."""
+    """Return the changes at points that both sets measured over sessions, and a sentence on each other point."""
     old = {_key(line): (outcome, line) for outcome, line in before.found}
     tested: list[tuple[Line, str, float, float, float, float]] = []
     left_out = []
@@ -91,20 +91,20 @@ def table(found: Sequence[Change], left_out: Sequence[str], before: str) -> Tabl
     for change in found:
         interval = f"[{change.low:.3f}, {change.high:.3f}]"
         lines.append([_what(change.line), change.quantity, f"{change.factor:.3f}", interval, change.verdict])
-    counts = {word: sum(change.verdict == word for change in found) for word in (FASTER, SLOWER, SAME, UNDECIDED)}
-    title = f"Against {before}: " + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    counts = {kind: sum(change.verdict == kind for change in found) for kind in (FASTER, SLOWER, SAME, UNDECIDED)}
+    title = f"Against {before}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     return Table(
-        ["point", "what", "factor", "95 % interval", "verdict"], lines, list(left_out), right=[2], title=[title]
+        ["point", "quantity", "factor", "95 % interval", "verdict"], lines, list(left_out), right=[2], title=[title]
     )
 
 
 def is_slower(found: Sequence[Change]) -> bool:
-    """Whether a framework has become slower anywhere; a ratio also falls where PyTorch becomes faster."""
+    """Return whether a framework became slower anywhere. A fallen ratio does not count: PyTorch may be faster."""
     return any(change.verdict == SLOWER for change in found if change.quantity != QUANTITIES[-1])
 
 
 def _logs(outcome: Outcome, quantity: str) -> list[float]:
-    """A logarithm for each session."""
+    """Return the logarithm of ``quantity`` for each session."""
     if quantity == QUANTITIES[-1]:
         return [math.log(ratio) for ratio in outcome.session_ratios]
     side = QUANTITIES.index(quantity)
@@ -112,11 +112,11 @@ def _logs(outcome: Outcome, quantity: str) -> list[float]:
 
 
 def _welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float, float]:
-    """Factor, its interval and p, by Welch's t-test of logarithms."""
+    """Return the factor, its interval and p by Welch's t-test on logarithms."""
     from scipy import stats
 
     factor = math.exp(statistics.fmean(after) - statistics.fmean(before))
-    if len(set(before)) == 1 == len(set(after)):  # nothing varies, there is nothing to test by
+    if len(set(before)) == 1 == len(set(after)):  # nothing varies, so there is nothing to test
         return factor, factor, factor, float(factor == 1)
     found = stats.ttest_ind(after, before, equal_var=False)
     low, high = found.confidence_interval(ratios.CONFIDENCE)

@@ -1,4 +1,4 @@
-"""An archive for a repository that gives a DOI: records, report, their code, citation, licence and checksums."""
+"""An archive for a repository that assigns DOIs: records, report, code, citation, licence and checksums."""
 
 import hashlib
 import io
@@ -13,18 +13,18 @@ from duel.errors import UserError
 from duel.report import document
 from duel.report.study import Study
 
-BESIDE = ("CITATION.cff", "LICENSE")
+EXTRA_FILES = ("CITATION.cff", "LICENSE")
 
 
 def write(study: Study, folder: Path, say: Callable[[str], None]) -> Path:
-    """Write the report of ``study`` anew and ``folder``/duel-<name>.zip, and return its path.
+    """Rewrite the report of ``study``, write ``folder``/duel-<name>.zip and return its path.
 
-    Raises UserError where code and records are not of one commit that is here, or nothing can be written.
+    Raises UserError if a commit used for some rows is not in this clone, or a file cannot be written.
     """
     document.write([study], study.folder / "report", say)
     commits = sorted({str(row.git_sha) for row in study.rows if row.git_sha})
     members = {f"{study.name}/{path.relative_to(study.folder)}": path.read_bytes() for path in _files(study.folder)}
-    members |= {name: (ROOT / name).read_bytes() for name in BESIDE}
+    members |= {name: (ROOT / name).read_bytes() for name in EXTRA_FILES}
     for commit in commits:
         members[f"code-{commit[:12]}.tar"] = _code(commit)
     sums = "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(members.items()))
@@ -49,10 +49,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _code(commit: str) -> bytes:
-    """The code of a ``commit``, as git archives it."""
+    """Return the code at ``commit`` as a tar archive."""
     found = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
     if found.returncode:
-        raise UserError(
-            f"commit {commit[:12]}, which measured some of it, is not in this clone: 'git fetch --unshallow'?"
-        )
+        raise UserError(f"commit {commit[:12]}, used for some rows, is not in this clone; try 'git fetch --unshallow'")
     return found.stdout

@@ -13,7 +13,7 @@ from duel.results import Run
 
 
 def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str | None) -> str:
-    """The command that measures the ``pairs`` of ``run`` in turn, by a preset that claims a ratio."""
+    """Return the command that measures the ``pairs`` of ``run`` in turn, with a preset that claims a ratio."""
     try:
         job = run.launch().job or job_of([row for row, _ in pairs])
     except Damaged:
@@ -39,28 +39,28 @@ def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str |
 
 
 def again(outcome: Outcome, default_target: str | None) -> str:
-    """The command that measures what ``outcome`` is of in as many sessions, with as many pairs or more in each."""
+    """Return the command that repeats the point of ``outcome`` in as many sessions of at least as many pairs."""
     rows = [row for pair in outcome.pairs for row in pair]
-    words = _spelled(job_of(rows), default_target)
-    return f"{words} --sessions {len(outcome.sessions)}" if len(outcome.sessions) > 1 else words
+    command = _spelled(job_of(rows), default_target)
+    return f"{command} --sessions {len(outcome.sessions)}" if len(outcome.sessions) > 1 else command
 
 
 def _spelled(job: Job, default_target: str | None) -> str:
-    """Options are named only where they differ from the defaults; the target unless it is ``default_target``."""
+    """Return the command of ``job``, without options at their defaults and without ``default_target``."""
     defaults = {("--preset", "standard"), ("--precision", "fp32"), ("--nodes", "1"), ("--scaling", WEAK)}
     defaults.add(("--target", str(default_target)))
     options = job.options
-    weights = [options.pop()] if job.weights else []  # the one option whose value is in the same word
-    words = ["python", "main.py"]
+    weights = [options.pop()] if job.weights else []  # the one option with its value in the same argument
+    arguments = ["python", "main.py"]
     for name, value in zip(options[::2], options[1::2], strict=True):
         if (name, value) not in defaults:
-            words += [name, value]
-    return shlex.join([*words[:6], "--paired", *words[6:], *weights])  # after benchmark and use case
+            arguments += [name, value]
+    return shlex.join([*arguments[:6], "--paired", *arguments[6:], *weights])  # after benchmark and use case
 
 
 def job_of(rows: list[Row]) -> Job:
-    """The job that ``rows`` of one framework are of, with everything named that it found by itself."""
-    row = max(rows, key=lambda row: row.device_count or 1)  # with many devices one alone is measured first
+    """Return the job that measured ``rows``, with everything explicit that it had found by itself."""
+    row = max(rows, key=lambda row: row.device_count or 1)  # a job on many devices measures a single one first
     devices, nodes = row.device_count or 1, row.nodes or 1
     each = devices if row.scaling == WEAK else 1  # batch sizes are given per device
     batch_sizes = {(other.batch_size or 0) // each for other in rows if other.device_count == row.device_count}

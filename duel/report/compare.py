@@ -1,4 +1,4 @@
-"""What a pair comes to: the verdict, then rows side by side, then what it stands on and where everything lies."""
+"""What ``compare`` prints of a pair: the verdict, rows side by side, the basis, and where everything is stored."""
 
 import os
 from collections import Counter
@@ -26,12 +26,12 @@ from duel.variables import recorded
 
 CURVE_STEPS = 50
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
-LONGEST_REASON = 60  # characters of the reason in a verdict; all of it is among the notes
+LONGEST_REASON = 60  # characters of a reason in a verdict; the notes have all of it
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of a pair through all attempts, their judged rows, and what each point comes to."""
+    """The runs of a pair through all attempts, their judged rows, and the outcome of each point."""
 
     runs: list[Run]
     rows: list[Row]  # without those whose files are damaged
@@ -40,27 +40,27 @@ class Group:
 
     @property
     def what(self) -> str:
-        """What was measured, as far as it is the same at all points."""
+        """What was measured, without what varies between points."""
         row = self.rows[0]
-        words = [f"{row.benchmark} ({row.size}, {row.precision})", USE_CASES[row.use_case or 0].name]
+        parts = [f"{row.benchmark} ({row.size}, {row.precision})", USE_CASES[row.use_case or 0].name]
         varied = varied_of(self.rows)
         if row.product and "product" not in varied:
-            words.append(row.product)
+            parts.append(row.product)
         if row.mode != DEFAULT:
-            words.append(f"mode {row.mode}")
+            parts.append(f"mode {row.mode}")
         batch_size = next((row.batch_size for row in self.rows if row.batch_size), None)
         if batch_size and "batch_size" not in varied:
-            words.append(f"batch size {batch_size}")
+            parts.append(f"batch size {batch_size}")
         if (row.device_count or 1) > 1 and "device_count" not in varied:
-            words.append(f"{row.device_count} devices")
-        return ", ".join(words)
+            parts.append(f"{row.device_count} devices")
+        return ", ".join(parts)
 
     @property
     def verdict(self) -> str:
-        """In one short sentence."""
+        """The verdict in one short sentence."""
         if not self.found:
             sides = ", ".join(dict.fromkeys(str(row.framework) for row in self.rows))
-            return f"{self.what}: nothing to compare, there are only rows of {sides}"
+            return f"{self.what}: nothing to compare, only rows of {sides}"
         if len(self.found) == 1:
             return f"{self.what}: {_short(self.found[0])}"
         kinds = Counter(outcome.kind for outcome in self.found)
@@ -75,20 +75,20 @@ class Group:
 
 
 def combined(groups: Sequence[Group]) -> list[tuple[str, Outcome]]:
-    """What the same points of several ``groups`` come to over their sessions, each with what it is of."""
+    """Return the outcomes over sessions of points that several ``groups`` share, each with its description."""
     found = over_sessions([outcome for group in groups for outcome in group.found])
     several = [outcome for outcome in found if len({one.group for one, _ in outcome.pairs}) > 1 and outcome.shown]
     return [(Group([], [row for pair in outcome.pairs for row in pair], [], []).what, outcome) for outcome in several]
 
 
 def _short(outcome: Outcome) -> str:
-    """In one line; a reason may be cut, figures are not."""
+    """Return the verdict in one line; a reason may be cut, figures are not."""
     text = outcome.short
     return text if outcome.shown or len(text) <= LONGEST_REASON else f"{text[: LONGEST_REASON - 1]}…"
 
 
 def remarks(rows: list[Row]) -> list[str]:
-    """What a reader must know before setting these rows against each other."""
+    """Return what a reader must know before comparing these rows."""
     done = [row for row in rows if row.status == FINISHED]
     if len({row.framework for row in done}) < 2:
         return []
@@ -96,20 +96,20 @@ def remarks(rows: list[Row]) -> list[str]:
     for row in done:
         points.setdefault(point(row), []).append(row)
     differing = [n for n in SAME_COMPUTATION if any(len({getattr(row, n) for row in p}) > 1 for p in points.values())]
-    said = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
+    lines = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
     if not differing:
-        said.append("Same initial weights, same samples in the same order (hashes agree).")
+        lines.append("Same initial weights, same samples in the same order (hashes agree).")
     if len({row.execution == "eager" for row in done}) > 1:
         ways = ", ".join(dict.fromkeys(f"{row.framework} {row.execution}" for row in done))
-        said.append(f"Execution differs ({ways}): this shows what a newcomer gets, not which framework is faster.")
+        lines.append(f"Execution differs ({ways}): this shows what a newcomer gets, not which framework is faster.")
     if all(row.parity == VERIFIED for row in done):
-        said.append("Proved to compute the same (results/parity).")
+        lines.append("Proved to be the same computation (results/parity).")
     tuned = dict.fromkeys(f"{row.framework}: {row.tuning}" for row in done if row.tuning)
-    said += [f"Tuned, {words}." for words in tuned]
+    lines += [f"Tuned, {text}." for text in tuned]
     switches = dict.fromkeys(f"{row.framework}: {row.switches}" for row in done if row.switches)
-    said += [f"Switches of {words}." for words in switches]
+    lines += [f"Switches of {text}." for text in switches]
     variables = dict.fromkeys(f"{row.framework}: {_assigned(row)}" for row in done if recorded(row.variables))
-    return said + [f"Variables of {words}." for words in variables]
+    return lines + [f"Variables of {text}." for text in variables]
 
 
 def _assigned(row: Row) -> str:
@@ -117,7 +117,7 @@ def _assigned(row: Row) -> str:
 
 
 def counted(texts: Sequence[tuple[str, str]], names: str) -> list[str]:
-    """Notes, each with what it is about: those of several are counted, not repeated. ``names`` says what they are."""
+    """Return a line per text with its subject or, if several share it, their count and plural ``names``."""
     about: dict[str, list[str]] = {}
     for what, text in texts:
         if what not in about.setdefault(text, []):
@@ -130,7 +130,7 @@ def counted(texts: Sequence[tuple[str, str]], names: str) -> list[str]:
 
 
 def notes(group: Group) -> list[str]:
-    """What the verdicts of ``group`` stand on, and what a reader must know of its rows."""
+    """Return the basis of the verdicts of ``group``, and what a reader must know about its rows."""
     damaged = [f"{row.run_id}, row {row.row}: {row.cause}" for row in group.damaged]
     compared = {point(outcome.row) for outcome in group.found}
     alone = [row for row in group.rows if row.cause and point(row) not in compared]
@@ -140,12 +140,12 @@ def notes(group: Group) -> list[str]:
 
 
 def _at(row: Row, varied: Sequence[str]) -> str:
-    """Which of several points ``row`` is of."""
+    """Return which of several points ``row`` belongs to."""
     return ", ".join(f"{name.replace('_', ' ')} {getattr(row, name)}" for name in varied)
 
 
 def standing(found: list[Outcome], rows: list[Row]) -> list[str]:
-    """What the verdicts of ``found`` among ``rows`` stand on, or why there are none; of several points counted."""
+    """Return the basis of the verdicts of ``found`` among ``rows``, or why there are none; shared notes are counted."""
     texts: list[tuple[str, str]] = []
     varied = varied_of(rows)
     for outcome in found:
@@ -153,14 +153,14 @@ def standing(found: list[Outcome], rows: list[Row]) -> list[str]:
         what = _at(row, varied)
         if outcome.shown or varied or _short(outcome) != outcome.short:
             # The table of many points has the intervals and the noise floors.
-            intervals = f"95 % intervals {outcome.reach}, of {len(outcome.pairs)} pairs. {COMPARABLE}"
+            intervals = f"95 % intervals {outcome.reach}, from {len(outcome.pairs)} pairs each. {COMPARABLE}"
             texts.append((what, intervals if varied and outcome.found else outcome.basis))
         if len(outcome.pairs) > 1:
             each = (" | ".join(as_text("throughput", side.throughput, "") for side in p) for p in outcome.pairs)
             texts.append((what, f"pairs in {row.throughput_unit}, jax | pytorch: {', '.join(each)}"))
         tries = [(r.framework, r.repeat) for r in rows if (r.group, r.point) == (row.group, row.point)]
         if more := len(tries) - len(set(tries)):
-            texts.append((what, f"not counted: {more} that failed or were disturbed, and were measured again"))
+            texts.append((what, f"not counted: {more} failed or disturbed, then measured again"))
         texts += [(what, f"far off: {name}") for name in outcome.far]
         if outcome.break_even_steps is not None:
             texts.append((what, f"the slower start is made up for after {outcome.break_even_steps:,.0f} steps"))
@@ -168,7 +168,7 @@ def standing(found: list[Outcome], rows: list[Row]) -> list[str]:
 
 
 def commands(group: Group, default_target: str | None) -> list[str]:
-    """What would say more of the verdicts of ``group``, to be copied."""
+    """Return commands to copy that would strengthen the verdicts of ``group``."""
     lines = []
     if indicative := [pair for outcome in group.found if outcome.indicative is not None for pair in outcome.pairs]:
         lines.append(f"for a verdict: {paired_command(group.runs[-1], indicative, default_target)}")
@@ -176,29 +176,29 @@ def commands(group: Group, default_target: str | None) -> list[str]:
 
 
 def sharpness(found: list[Outcome]) -> list[tuple[str, str]]:
-    """How sharp the proof of ratios is where no float64 certificate holds, and the command that sharpens it."""
-    said = []
+    """Return how sharp the proof of ratios without a valid float64 certificate is, and the command that sharpens it."""
+    lines = []
     for row in (row for outcome in found if outcome.shown for pair in outcome.pairs for row in pair):
         if row.parity != VERIFIED:
             why, _, command = str(row.parity).removeprefix("unverified: ").partition("; run ")
             why = why.replace("no certificate", "no float64 certificate")
-            said.append((f"{why}: the proof is as sharp as {row.precision} rounding", command.strip("'")))
-    return list(dict.fromkeys(said))
+            lines.append((f"{why}: the proof is as sharp as {row.precision} rounding", command.strip("'")))
+    return list(dict.fromkeys(lines))
 
 
 def curve_remark(runs: list[Run]) -> list[str]:
-    """How far the opening losses of two runs are apart, relative to the larger of each two."""
+    """Return how far apart the opening losses of two runs are, relative to the larger loss of each step."""
     curves = [run.losses() for run in runs]
     if len(curves) != 2 or not all(curves):
         return []
     apart = [abs(a - b) / (max(abs(a), abs(b)) or 1.0) for a, b in zip(*curves, strict=False)][:CURVE_STEPS]
     first, worst = apart[0], max(apart)
-    return [f"Losses differ by {first:.1e} relative at step 1, by at most {worst:.1e} in the first {len(apart)} steps."]
+    return [f"Relative loss difference: {first:.1e} at step 1, at most {worst:.1e} in the first {len(apart)} steps."]
 
 
 def report(runs: list[Run], results: Results, default_target: str | None = None) -> list[Table | str]:
-    """What ``compare`` prints, and ``--wait`` ends with: the verdict of each pair, the tables, notes, and where
-    everything lies. The command of a verdict names its target unless it is ``default_target``."""
+    """Return what ``compare`` prints, and ``--wait`` at its end: the verdict of each pair, the tables, notes, and where
+    everything is stored. The command for a verdict names its target unless it is ``default_target``."""
     by_group: dict[str, list[Run]] = {}
     for run in runs:
         by_group.setdefault(run.group, []).append(run)
@@ -214,9 +214,9 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
     for group in shown:
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []
         parts += ["", *title, *tables(group.rows, group.found)]
-    told = [(what, note) for what, outcome in together for note in (outcome.basis, *outcome.far, *outcome.apart)]
-    told += [(group.what if len(groups) > 1 and group.rows else "", note) for group in groups for note in notes(group)]
-    parts += ["", Table([], [], counted(told, "pairs"))] if told else []
+    texts = [(what, note) for what, outcome in together for note in (outcome.basis, *outcome.far, *outcome.apart)]
+    texts += [(group.what if len(groups) > 1 and group.rows else "", note) for group in groups for note in notes(group)]
+    parts += ["", Table([], [], counted(texts, "pairs"))] if texts else []
     parts += dict.fromkeys(command for group in shown for command in commands(group, default_target))
     if lines := waterfalls([outcome for group in groups for outcome in group.found]):
         parts += ["", Table([], [], lines)]
@@ -231,20 +231,20 @@ def _judged(runs: list[Run], results: Results) -> Group:
 
 
 def _places(runs: list[Run], results: Results) -> list[str]:
-    """Where everything lies, and the commands that show it."""
+    """Return where everything is stored, and the commands that show it."""
     lines = [f"CSV          {os.path.relpath(results.csv)}"]
-    said = {run: run.stored_status().wandb or "Weights & Biases: the run did not get that far" for run in runs}
-    times = Counter(said.values())
+    uploads = {run: run.stored_status().wandb or "Weights & Biases: the run did not get that far" for run in runs}
+    times = Counter(uploads.values())
     for run in runs:
         lines.append(f"run folder   {os.path.relpath(run.folder)}")
         lines.append(f"log          python main.py logs {run.id}")
-        if times[said[run]] == 1:
-            lines.append(f"             {said[run]}")
+        if times[uploads[run]] == 1:
+            lines.append(f"             {uploads[run]}")
     return lines + [f"{count} runs: {text}" for text, count in times.items() if count > 1]
 
 
 def _unfinished(runs: list[Run]) -> list[str]:
-    """A line for each run that has not ended, or whose rows are gone."""
+    """Return a line for each run that has not ended, or whose rows are gone."""
     lines = []
     for run in runs:
         state = run.status().state

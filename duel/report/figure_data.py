@@ -1,6 +1,6 @@
-"""The tidy table behind each figure of a report, made of outcomes over sessions and their lines.
+"""The tidy table behind each figure of a report, made from outcomes over sessions and their lines.
 
-A table is a list of records with the same keys. ``point`` names a point in words, ``id`` is its anchor in the page.
+A table is a list of records with the same keys. ``point`` describes a point, ``id`` is its anchor in the page.
 """
 
 import statistics
@@ -21,8 +21,8 @@ LATENCIES = ("p50", "p95", "p99")
 
 
 def tables(found: Sequence[tuple[Outcome, Line]], curve: Callable[[Row], Curve]) -> dict[str, list[Record]]:
-    """Name of a figure to its table, which may be empty. ``curve`` gives the losses of a row."""
-    # What single switches do is a figure by itself.
+    """Return the table of each figure by name; it may be empty. ``curve`` returns the losses of a row."""
+    # Single switches have a separate figure.
     named = [(outcome, line, point(line)) for outcome, line in found if line.mode in MODES]
     made = {
         name: [base | record for o, line, base in named for record in make(o, line)] for name, make in _MAKERS.items()
@@ -33,36 +33,36 @@ def tables(found: Sequence[tuple[Outcome, Line]], curve: Callable[[Row], Curve])
 
 
 def anchor(line: Line) -> str:
-    """Of the point and mode of ``line`` in the page of a report."""
+    """Return the anchor of the point and mode of ``line`` in the page of a report."""
     return "p" + digest({name: getattr(line, name) for name in (*POINT, "mode")})
 
 
 def label(line: Line) -> str:
-    """A point in words, without its mode and device."""
-    words = [line.benchmark if line.size == "full" else f"{line.benchmark} ({line.size})"]
-    words += [line.precision] if line.precision != "fp32" else []
-    words += [f"batch {line.batch_size}"]
-    words += [line.product] if line.product else []
+    """Describe a point, without its mode and device."""
+    parts = [line.benchmark if line.size == "full" else f"{line.benchmark} ({line.size})"]
+    parts += [line.precision] if line.precision != "fp32" else []
+    parts += [f"batch {line.batch_size}"]
+    parts += [line.product] if line.product else []
     if (line.devices or 1) > 1:
-        words.append(f"{line.devices} devices, {line.scaling}")
-    return ", ".join(words)
+        parts.append(f"{line.devices} devices, {line.scaling}")
+    return ", ".join(parts)
 
 
 def work(line: Line) -> str:
-    """The use case of ``line`` in words."""
+    """Describe the use case of ``line``."""
     use_case = next(each for each in USE_CASES.values() if each.name == line.use_case)
     return use_case.name if use_case.number == INFERENCE else use_case.meaning
 
 
 def point(line: Line) -> Record:
-    """What every record of a point has."""
+    """Return the fields that every record of a point has."""
     names = ("device_name", "benchmark", "size", "precision", "product", "batch_size", "devices", "scaling", "mode")
     values = {name: getattr(line, name) for name in names} | {"use_case": work(line)}
     return values | {"point": label(line), "id": anchor(line)}
 
 
 def ratio_records(line: Line) -> Iterator[Record]:
-    """A record for each session; what is of the point is the same in all of them."""
+    """Yield a record for each session; what belongs to the point is the same in all of them."""
     if line.ratio is None:
         return
     names = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "interval")
@@ -105,7 +105,7 @@ def _scaling(outcome: Outcome, line: Line) -> Iterator[Record]:
 
 
 def _start(outcome: Outcome, line: Line) -> Iterator[Record]:
-    """Seconds until the first step is done, and of each step from then on."""
+    """Yield the seconds until the first step is done, and those of each later step."""
     if line.ratio is None:
         return
     for framework, rows in _sides(outcome):
@@ -115,8 +115,10 @@ def _start(outcome: Outcome, line: Line) -> Iterator[Record]:
 
 
 def _parts(outcome: Outcome, line: Line) -> Iterator[Record]:
-    """Forward pass; what the backward pass adds to it; what the optimizer adds to both. Compiled parts need not add up
-    to the step, and then there is no third."""
+    """Yield the forward pass, what the backward pass adds to it, and what the optimizer adds to both.
+
+    Compiled parts need not add up to the step; the third may then be 0.
+    """
     for framework, rows in _sides(outcome):
         ends = [_median(rows, name) for name in ("forward_seconds", "gradient_seconds", "step_seconds_p50")]
         before = 0.0
@@ -143,7 +145,7 @@ def _energy(outcome: Outcome, line: Line) -> Iterator[Record]:
 
 
 def _roofline(outcome: Outcome, line: Line) -> Iterator[Record]:
-    """What a step computes in a second beside what the machine could: one pair of ceilings for both sides."""
+    """Yield the FLOP/s of a step and the ceilings of the machine, which are the same for both sides."""
     rows = [row for pair in outcome.pairs for row in pair]
     product, copy = _median(rows, "matmul_flops_per_second"), _median(rows, "copy_bytes_per_second")
     for framework, mine in _sides(outcome):
@@ -155,7 +157,7 @@ def _roofline(outcome: Outcome, line: Line) -> Iterator[Record]:
 
 
 def _training(outcome: Outcome, line: Line, curve: Callable[[Row], Curve]) -> Iterator[Record]:
-    """Losses of the first process of each side, and the held-out accuracy where there are real data."""
+    """Yield the losses of the first process of each side, and the held-out accuracy if the data are real."""
     names = ("device_name", "use_case", "mode", "point", "id")
     common = {name: value for name, value in point(line).items() if name in names}
     for framework, rows in _sides(outcome):
@@ -173,18 +175,18 @@ def _switches(found: Sequence[tuple[Outcome, Line]]) -> Iterator[Record]:
 
 
 def _sides(outcome: Outcome) -> Iterator[tuple[str, list[Row]]]:
-    """Each framework with its rows, where there is a ratio."""
+    """Yield each framework with its rows, if there is a ratio."""
     if outcome.shown:
         yield from zip(FRAMEWORKS, map(list, zip(*outcome.pairs, strict=True)), strict=True)
 
 
 def _median(rows: Sequence[Row], column: str) -> float | None:
-    """Over the processes that know it."""
+    """Return the median over the processes that know the value, None if none does."""
     known = [value for row in rows if (value := getattr(row, column)) is not None]
     return statistics.median(known) if known else None
 
 
-# What each adds to ``point``.
+# What each figure's records add to ``point``.
 _MAKERS: dict[str, Callable[[Outcome, Line], Iterator[Record]]] = {
     "ratios": lambda outcome, line: ratio_records(line),
     "itself": _itself,

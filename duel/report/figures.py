@@ -1,10 +1,10 @@
-"""Draws the figures of a report from the CSV files beside this script. Change what you like and run it again:
+"""Draw the figures of a report from the CSV files next to this script. Change what you like and run it again:
 
     python figures.py            # all figures, each as SVG and PDF
     python figures.py ratios     # one of them
 
-It needs altair, pandas and vl-convert-python, and nothing of Duel. Each function gets the table of its figure and
-returns panels, which are drawn one below the other.
+It needs altair, pandas and vl-convert-python, but not Duel. Each function takes the table of its figure and returns
+panels, which are drawn one below the other.
 """
 
 import sys
@@ -25,26 +25,26 @@ VERDICTS = {
     "no verdict": "#888888",
 }
 EQUAL = 1.05
-WIDTH, LINE = 560, 15  # of a panel, and the height of a line in it; pixels
-MOST = 60  # points in a panel; the CSV has the others
+WIDTH, LINE = 560, 15  # pixels: the width of a panel, the height of a line in it
+MOST = 60  # points in a panel; the CSV has the rest
 PARTS = {"forward": 1.0, "backward": 0.65, "optimizer": 0.35}  # opacity
 
-Chart = Any  # of Altair, whose methods give what their arguments make of it
+Chart = Any  # from Altair, whose methods return types that depend on their arguments
 Panels = list[Chart]
 
 
 def ratios(data: pd.DataFrame) -> Panels:
-    """JAX / PyTorch: its interval, thinner what another session may show, and a tick for each session.
+    """JAX / PyTorch: its interval (thick), what another session may show (thin), and a tick for each session.
 
-    Circles are default, diamonds tuned. Gray: what each framework's own noise spans, and between 1/1.05 and 1.05.
+    Circles are default, diamonds tuned. Gray: the noise floor of each point, and the band from 1/1.05 to 1.05.
     """
-    data = data.assign(who=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
+    data = data.assign(kind=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
     tip = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "verdict")
     panels = []
     for title, part in _split(data, "use_case"):
         once = part[part.session == 1]
-        x = _log_x("ratio", "JAX / PyTorch in throughput (right of 1 JAX is faster)")
-        color = alt.Color("who:N", title=None).scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
+        x = _log_x("ratio", "JAX / PyTorch throughput (right of 1: JAX is faster)")
+        color = alt.Color("kind:N", title=None).scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
         lines = _lines(once).encode(yOffset=_below("mode"))
         band = pd.DataFrame({"low": [1 / EQUAL], "high": [EQUAL]})
         layers = [
@@ -79,11 +79,11 @@ def devices(data: pd.DataFrame) -> Panels:
 
 
 def itself(data: pd.DataFrame) -> Panels:
-    """JAX beside itself and PyTorch beside itself, by the same intervals: how far to trust the other ratios."""
+    """JAX against itself and PyTorch against itself, with the same intervals: how far to trust the other ratios."""
     panels = []
     for title, part in _split(_titled(data, "use_case", "mode"), "title"):
         lines = _lines(part).encode(yOffset=_below("framework"), color=_color())
-        x = _log_x("ratio", "a framework / itself in throughput")
+        x = _log_x("ratio", "throughput of a framework / itself")
         rules = lines.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
         points = lines.mark_point(filled=True, opacity=1).encode(x=x, tooltip=_tip("framework", "ratio", "low", "high"))
         panels.append(_panel([_one(), rules, points], title, lines=2 * part.point.nunique()))
@@ -91,7 +91,7 @@ def itself(data: pd.DataFrame) -> Panels:
 
 
 def throughput(data: pd.DataFrame) -> Panels:
-    """Throughput against the batch size; points of a single batch size are in panels of their own."""
+    """Throughput against batch size; points with a single batch size are in separate panels."""
     data = _titled(data[data.devices == 1], "what", "use_case")
     several = data.groupby("title").batch_size.transform("nunique") > 1
     panels = []
@@ -100,13 +100,13 @@ def throughput(data: pd.DataFrame) -> Panels:
         lines = alt.Chart(part).mark_line(point=True).encode(x=_batch(), y=y, color=_color())
         dash = alt.StrokeDash("mode:N", title=None)
         panels.append(_panel([lines.encode(strokeDash=dash, tooltip=_tip("framework", "throughput", "unit"))], title))
-    return panels + _dots(data[~several], "throughput", "items a second", ("framework", "throughput", "unit"))
+    return panels + _dots(data[~several], "throughput", "items per second", ("framework", "throughput", "unit"))
 
 
 def latency(data: pd.DataFrame) -> Panels:
-    """Latency of single calls against the batch size: the median, and a band up to the 95th percentile.
+    """Latency of single calls against batch size: the median, and a band up to the 95th percentile.
 
-    Points of a single batch size are in panels of their own.
+    Points with a single batch size are in separate panels.
     """
     data = data.pivot(
         index=[name for name in data.columns if name not in ("percentile", "milliseconds")],
@@ -119,14 +119,14 @@ def latency(data: pd.DataFrame) -> Panels:
     panels = []
     for title, part in _split(data[several], "title"):
         base = alt.Chart(part).encode(x=_batch(), color=_color())
-        y = alt.Y("p50:Q", title="ms a call").scale(type="log")
+        y = alt.Y("p50:Q", title="ms per call").scale(type="log")
         lines = base.mark_line(point=True).encode(y=y, tooltip=_tip("framework", *known))
         panels.append(_panel([base.mark_area(opacity=0.2).encode(y="p50:Q", y2="p95:Q"), lines], title))
-    return panels + _dots(data[~several], "p50", "ms a call, median", ("framework", *known))
+    return panels + _dots(data[~several], "p50", "ms per call, median", ("framework", *known))
 
 
 def scaling(data: pd.DataFrame) -> Panels:
-    """Throughput on several devices; the label is its efficiency, relative to one device."""
+    """Throughput on several devices, labelled with the efficiency relative to one device."""
     data = data.assign(label=data.efficiency.map("{:.0%}".format, na_action="ignore"))
     panels = []
     for title, part in _split(_titled(data, "what", "use_case", "scaling", "mode"), "title"):
@@ -139,8 +139,8 @@ def scaling(data: pd.DataFrame) -> Panels:
 
 
 def start(data: pd.DataFrame) -> Panels:
-    """Seconds until the first step is done; the label is the number of steps after which the slower start has paid
-    off, where it ever does."""
+    """Seconds until the first step is done, labelled with the number of steps after which the slower start has paid
+    off, if it ever does."""
     data = data.assign(label=data.break_even_steps.map("{:,.0f} steps".format, na_action="ignore"))
     tip = ("framework", "start_seconds", "step_seconds", "break_even_steps")
     return _dots(data, "start_seconds", "seconds until the first step is done", tip)
@@ -167,12 +167,12 @@ def memory(data: pd.DataFrame) -> Panels:
 
 
 def energy(data: pd.DataFrame) -> Panels:
-    """Energy an item."""
-    return _dots(data, "joules_per_item", "J an item", ("framework", "joules_per_item", "source"))
+    """Energy per item."""
+    return _dots(data, "joules_per_item", "J per item", ("framework", "joules_per_item", "source"))
 
 
 def roofline(data: pd.DataFrame) -> Panels:
-    """What a step computes in a second, below the machine's roof: measured products and copies, the same for both.
+    """FLOP/s of a step below the machine's roof: measured matrix products and copies, the same for both sides.
 
     Circles are default, diamonds tuned.
     """
@@ -181,7 +181,7 @@ def roofline(data: pd.DataFrame) -> Panels:
         product, copy = part.product_flops_per_second.median(), part.copy_bytes_per_second.median()
         ends = [part.flops_per_byte.min() / 2, product / copy, max(part.flops_per_byte.max(), product / copy) * 2]
         roof = pd.DataFrame({"flops_per_byte": ends, "flops_per_second": [min(product, copy * end) for end in ends]})
-        x = _log_x("flops_per_byte", "FLOP a byte")
+        x = _log_x("flops_per_byte", "FLOP per byte")
         y = alt.Y("flops_per_second:Q", title="FLOP/s").scale(type="log").axis(format=".0e")
         points = alt.Chart(part).mark_point(filled=True, opacity=0.8).encode(x=x, y=y, color=_color(), shape=_mode())
         points = points.encode(tooltip=_tip("framework", "flops_per_second", "flops_per_byte"))
@@ -190,20 +190,20 @@ def roofline(data: pd.DataFrame) -> Panels:
 
 
 def switches(data: pd.DataFrame) -> Panels:
-    """By what factor each switch between default and tuned changes JAX / PyTorch."""
+    """The factor by which each switch between default and tuned changes JAX / PyTorch."""
     panels = []
     for title, part in _split(_titled(data, "use_case", "point"), "title"):
         y = alt.Y("switch:N", sort=None, title=None)
         lines = alt.Chart(part).encode(y=y, yOffset=_below("order"), color=alt.Color("order:N", title=None))
         rules = lines.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
-        points = lines.mark_point(filled=True, opacity=1).encode(x=_log_x("factor", "factor of JAX / PyTorch"))
+        points = lines.mark_point(filled=True, opacity=1).encode(x=_log_x("factor", "change in JAX / PyTorch (factor)"))
         points = points.encode(tooltip=_tip("switch", "order", "factor", "low", "high"))
         panels.append(_panel([_one(), rules, points], title, lines=2 * part.switch.nunique()))
     return panels
 
 
 def training(data: pd.DataFrame) -> Panels:
-    """Training loss of both sides over the timed steps, and accuracy on held-out data where the data are real."""
+    """Training loss of both sides over the timed steps, and accuracy on held-out data if the data are real."""
     panels = []
     for title, part in _split(_titled(data, "point", "mode"), "title"):
         found = part.groupby("framework").accuracy.first().dropna()
@@ -215,7 +215,7 @@ def training(data: pd.DataFrame) -> Panels:
 
 
 def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> Panels:
-    """A line for each point, a dot on it for each framework, and a ``label`` after them where there is one."""
+    """Draw a line for each point, a dot on it for each framework, and after them the ``label``, if any."""
     panels = []
     for name, part in _split(_titled(data, "use_case", "mode"), "title"):
         lines = _lines(part)
@@ -230,7 +230,7 @@ def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> 
 
 
 def _titled(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """With the ``columns``, joined, as ``title``; ``what`` is a benchmark with its size, precision and product."""
+    """Add ``columns``, joined, as ``title``; ``what`` is a benchmark with its size, precision and product."""
     product = data["product"].fillna("") if "product" in data else ""
     texts = (
         data.assign(what="")
@@ -244,7 +244,7 @@ def _titled(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def _split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The parts of ``data`` by ``column`` in the order of their first lines, without what no panel shows."""
+    """Yield the parts of ``data`` by ``column`` in order of first appearance, without what no panel shows."""
     shown = data.drop(columns=["benchmark", "size", "product", "scaling"], errors="ignore")
     for name in dict.fromkeys(data[column]):
         part = shown[data[column] == name]
@@ -252,17 +252,17 @@ def _split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]
 
 
 def _lines(data: pd.DataFrame) -> Chart:
-    """A line for each point, in their order."""
+    """Return a chart with a line for each point, in their order."""
     return alt.Chart(data).encode(y=alt.Y("point:N", sort=None, title=None))
 
 
 def _below(column: str) -> alt.YOffset:
-    """The values of ``column`` one below the other within a line."""
+    """Place the values of ``column`` one below the other within a line."""
     return alt.YOffset(f"{column}:N", sort="ascending")
 
 
 def _one() -> Chart:
-    """Where neither is faster."""
+    """Draw the rule at 1, where neither side is faster."""
     return alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[3, 3]).encode(x="one:Q")
 
 
@@ -283,17 +283,17 @@ def _mode() -> alt.Shape:
 
 
 def _tip(*columns: str) -> list[str]:
-    """What a mark says under the mouse."""
+    """Return the columns of a tooltip."""
     return ["point:N", "mode:N", *columns]
 
 
 def _panel(layers: list[Chart], title: str, lines: int = 0) -> Chart:
-    """``layers`` on top of each other, high enough for so many ``lines``."""
+    """Stack ``layers`` in a panel high enough for so many ``lines``."""
     return alt.layer(*layers).properties(title=title, width=WIDTH, height=max(4 * LINE, LINE * lines) if lines else 220)
 
 
 def theme(chart: Chart, ink: str = "black", paper: str = "white") -> Chart:
-    """Letters and lines in ``ink``, which the page sets to the colour of its text."""
+    """Draw text and lines in ``ink``, which the page sets to its text colour."""
     texts = dict.fromkeys(("labelColor", "titleColor"), ink)
     lines = dict.fromkeys(("domainColor", "tickColor"), ink)
     chart = chart.configure(font="DejaVu Sans, Liberation Sans, sans-serif", background=paper)
@@ -304,7 +304,7 @@ def theme(chart: Chart, ink: str = "black", paper: str = "white") -> Chart:
 
 
 def whole(panels: Panels) -> Chart:
-    """The panels of a figure, one below the other."""
+    """Return the panels of a figure, one below the other."""
     return theme(alt.vconcat(*panels).resolve_scale(color="independent"))
 
 
@@ -318,7 +318,7 @@ DRAW: dict[str, Callable[[pd.DataFrame], Panels]] = {
 
 
 def save(name: str, data: pd.DataFrame, folder: Path) -> None:
-    """Write the figure ``name`` as SVG and PDF; nothing where there is nothing to show."""
+    """Write the figure ``name`` as SVG and PDF; do nothing if there is nothing to show."""
     panels = DRAW[name](data)
     if panels:
         drawn = folder / f"{name}.svg"

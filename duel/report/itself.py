@@ -1,4 +1,4 @@
-"""How far each framework differs from itself, which says how far a ratio of two of them can be trusted.
+"""How far each framework differs from itself, which shows how far a ratio of the two can be trusted.
 
 Consecutive processes of one side and session measured the same thing: whatever their ratio shows is noise.
 """
@@ -23,12 +23,12 @@ class Itself:
 
     @property
     def differs(self) -> bool:
-        """Whether its interval excludes 1, which chance does in 5 %."""
+        """Whether the interval excludes 1, which happens by chance in 5 % of cases."""
         return not self.found.low <= 1.0 <= self.found.high
 
 
 def same_side(pairs: Sequence[tuple[Row, Row]]) -> list[list[float]]:
-    """Logarithms of the ratios of consecutive processes, each used once, for each side of the pairs of one session."""
+    """Return log ratios of consecutive processes, each used once, for each side of the pairs of one session."""
     found = []
     for side in zip(*pairs, strict=True):
         numbers = [row.throughput or math.nan for row in side]
@@ -37,13 +37,13 @@ def same_side(pairs: Sequence[tuple[Row, Row]]) -> list[list[float]]:
 
 
 def noise_floor(sessions: Sequence[Sequence[tuple[Row, Row]]]) -> float | None:
-    """Of both sides together; None where no session has two pairs, or one alone has and no more."""
+    """Return the noise floor of both sides together, None if no session has two pairs."""
     logs = [log for session in sessions for side in same_side(session) for log in side]
     return ratios.noise_floor(logs) if len(logs) > 1 else None
 
 
 def itself(sessions: Sequence[Sequence[tuple[Row, Row]]]) -> list[Itself]:
-    """Each framework beside itself, over the sessions that have two pairs; none where these are too few for a claim."""
+    """Compare each framework with itself, over the sessions with two pairs; none if these are too few for a claim."""
     sides = zip(*(same_side(session) for session in sessions), strict=True)
     found = []
     for framework, each in zip(FRAMEWORKS, sides, strict=True):

@@ -1,4 +1,4 @@
-"""The ratios of a report as a table in LaTeX: booktabs and siunitx, to be included."""
+"""The ratios of a report as a LaTeX table to include, with booktabs and siunitx."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ HEAD = r"""% \usepackage{booktabs, longtable, siunitx}
 TAIL = r"""\bottomrule
 \end{longtable}
 """
-# What TeX reads as something else, in text.
+# Characters that TeX does not read as text.
 ESCAPES = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -35,7 +35,7 @@ ESCAPES = {
 
 
 def table(lines: Sequence[Line]) -> str:
-    """A line for each point and mode, under a heading for each device and use case."""
+    """Return a line for each point and mode, under a heading for each device and use case."""
     text, heading = HEAD, ""
     for line in lines:
         where = f"{line.device_name}, {work(line)}"
@@ -51,6 +51,6 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def escaped(text: str) -> str:
-    """``text`` as TeX prints it. Letters that pdfTeX has no font for become question marks."""
+    """Return ``text`` escaped for TeX. Letters that pdfTeX has no font for become question marks."""
     kept = "".join(ESCAPES.get(letter, letter) for letter in text)
     return kept.encode("latin-1", "replace").decode("latin-1").replace("\n", " ").replace("\r", " ")

@@ -1,4 +1,4 @@
-"""The tables of a published set in Markdown, made of the lines of its ratios.csv alone."""
+"""The tables of a published set in Markdown, made from the lines of its ratios.csv alone."""
 
 import math
 import statistics
@@ -9,13 +9,13 @@ from duel.modes import MODES
 from duel.report import ratios
 from duel.report.points import NOT_ALONE, SEVERAL, Line, by_mode, told_of_itself
 
-FEWEST_BENCHMARKS = 5  # that a mean is made of
-CARRIES = 0.1  # of the logarithm: by so much one benchmark may move a mean before it is named
-FIRST_LINES, FIRST_POINTS = 5, 10  # of README's table, and of its figure
+FEWEST_BENCHMARKS = 5  # in a mean
+CARRIES = 0.1  # a benchmark that moves the logarithm of a mean by more than this is named
+FIRST_LINES, FIRST_POINTS = 5, 10  # in README's table and in its figure
 
 
 def summary(points: Sequence[Line], folder: str) -> str:
-    """What a reader of README wants of the set in ``folder``: its figure, and a line a point with a column a mode."""
+    """Return README's section on the set in ``folder``: its figure, and a line per point with a column per mode."""
     found = by_mode(points)
     modes = sorted({mode for each in found.values() for mode in each})
     first = leading(points, FIRST_LINES)
@@ -23,9 +23,9 @@ def summary(points: Sequence[Line], folder: str) -> str:
         [
             f"![JAX / PyTorch, with intervals]({folder}/ratios.svg)",
             "",
-            f"{where(points)} JAX's throughput as a multiple of PyTorch's, of pairs that are COMPARABLE, with its 95 %",
-            f"interval over sessions, and who is faster. {len(first)} of {len(found)} points; the others, and what all",
-            f"stand on: [{folder}]({folder}/README.md).",
+            f"{where(points)} JAX's throughput as a multiple of PyTorch's, from pairs that are COMPARABLE, with its",
+            f"95 % interval over sessions and the verdict. {len(first)} of {len(found)} points; the others, and what",
+            f"they rest on, are in [{folder}]({folder}/README.md).",
             "",
             f"| benchmark | use case | batch | {' | '.join(modes)} |",
             f"|---|---|---|{'---|' * len(modes)}",
@@ -40,13 +40,13 @@ def summary(points: Sequence[Line], folder: str) -> str:
 
 
 def leading(points: Sequence[Line], most: int) -> list[tuple[object, ...]]:
-    """The keys of ``by_mode`` of the points that a reader wants first."""
+    """Return the ``by_mode`` keys of the ``most`` points that a reader wants first."""
     found = by_mode(points)
     return sorted(found, key=lambda key: _weight(next(iter(found[key].values()))))[:most]
 
 
 def _weight(line: Line) -> tuple[object, ...]:
-    """What comes first: full size, training and inference, on one device, large batches."""
+    """Return the sort key: full size first, then training and inference on one device, then large batches."""
     numbers = {use_case.name: number for number, use_case in USE_CASES.items()}
     order = [1, 5, 3, 2, 4]
     return (
@@ -59,7 +59,7 @@ def _weight(line: Line) -> tuple[object, ...]:
 
 
 def table(points: Sequence[Line]) -> str:
-    """All of it as a Markdown table, with what it was measured on above it and means below."""
+    """Return all points as a Markdown table, with what they were measured on above and means below."""
     head = "benchmark | use case | batch | mode | JAX | PyTorch | JAX / PyTorch | another session | floor | verdict"
     return "\n".join(
         [
@@ -69,14 +69,14 @@ def table(points: Sequence[Line]) -> str:
             f"|{'---|' * len(head.split(' | '))}",
             *(_full(line) for line in points),
             *_notes(points),
-            *_itself_told(points),
+            *_against_itself(points),
             *_means(points),
         ]
     )
 
 
 def where(points: Sequence[Line]) -> str:
-    """What was measured on, with what, and when."""
+    """Return what was measured on, with which versions, and when."""
     if not points:
         return "Nothing is published here."
     devices = ", ".join(sorted({f"{line.device_name} ({line.device_kind}, {line.cpus} CPUs)" for line in points}))
@@ -115,24 +115,24 @@ def _full(line: Line) -> str:
 def _notes(points: Sequence[Line]) -> Iterator[str]:
     if any(line.marked.endswith(NOT_ALONE) for line in points):
         tested = sum(line.p_holm is not None for line in points)
-        yield f"\n`{NOT_ALONE}` shown of this point alone; not among all {tested} points, by Holm's correction."
-    said = {line: [text for text in (line.far_off, line.apart) if text] for line in points}
-    if any(said.values()):
+        yield f"\n`{NOT_ALONE}` shown for this point alone; not among all {tested} points, by Holm's correction."
+    remarks = {line: [text for text in (line.far_off, line.apart) if text] for line in points}
+    if any(remarks.values()):
         yield "\nFar from all others of its side and session, or measured and not in the ratio:\n"
-    for line, texts in said.items():
+    for line, texts in remarks.items():
         if texts:
             yield f"- {_what(line).replace(' | ', ', ')}, {line.mode}: {SEVERAL.join(texts)}"
 
 
-def _itself_told(points: Sequence[Line]) -> Iterator[str]:
+def _against_itself(points: Sequence[Line]) -> Iterator[str]:
     if text := told_of_itself(points):
-        yield f"\nBy the same intervals over sessions, {text}; chance would make it 5 %."
+        yield f"\nBy the same intervals over sessions, {text}; chance alone would give 5 %."
 
 
 def _means(points: Sequence[Line]) -> Iterator[str]:
-    """Geometric means over the benchmarks that have a ratio in each mode of the same size, use case and product.
+    """Yield geometric means over the benchmarks that have a ratio in each mode of the same size, use case and product.
 
-    Of a benchmark with several points the mean of their logarithms counts once.
+    A benchmark with several points counts once, by the mean of their logarithms.
     """
     groups: dict[tuple[str, ...], dict[str, dict[str, list[float]]]] = {}
     for line in points:
@@ -156,7 +156,7 @@ def _means(points: Sequence[Line]) -> Iterator[str]:
 
 
 def _mean(logs: dict[str, float]) -> str:
-    """With its interval, and without the benchmark that carries it, if one does."""
+    """Return the mean with its interval, and without the benchmark that carries it, if one does."""
     found = ratios.estimate(list(logs.values()))
     text = f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}]"
     without = {name: statistics.fmean(log for n, log in logs.items() if n != name) for name in logs}

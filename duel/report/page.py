@@ -1,4 +1,4 @@
-"""The page of a report: one file of HTML, which opens from disk and sends no request."""
+"""The page of a report: one HTML file, which opens from disk and sends no requests."""
 
 import base64
 import csv
@@ -23,18 +23,18 @@ from duel.report.points import Line
 from duel.report.study import Study
 
 MOST_POINTS = 200  # in the page; ratios.csv has the others
-# What would give a figure its data.
+# How to measure the data of a figure.
 HOW = {
     "ratios": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3",
-    "devices": "python main.py report --name ONE OTHER, sets of several devices",
-    "itself": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3, with two pairs or more in each",
+    "devices": "python main.py report --name ONE OTHER, with sets from several devices",
+    "itself": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3, with two or more pairs in each",
     "throughput": "python main.py --benchmark mnist --use_case 5 --paired",
     "latency": "python main.py --benchmark mnist --use_case 5 --paired",
     "scaling": "python main.py --benchmark mnist --use_case 2 --paired --devices 2",
     "start": "python main.py --benchmark mnist --use_case 1 --paired",
     "parts": "python main.py --benchmark mnist --use_case 1 --paired",
     "memory": "python main.py --benchmark mnist --use_case 1 --paired",
-    "energy": "the same measurements where a counter of energy can be read: NVML on GPUs, RAPL on CPUs",
+    "energy": "the same measurements where an energy counter can be read: NVML on GPUs, RAPL on CPUs",
     "roofline": "python main.py --benchmark mnist --use_case 1 --paired",
     "switches": "python main.py --benchmark mnist --use_case 1 --paired --mode waterfall",
     "training": "python main.py --benchmark mnist --use_case 1 --paired",
@@ -47,9 +47,9 @@ def html(
     sections: list[dict[str, Any]],
     refresh: int | None = None,
 ) -> str:
-    """The page of ``studies``, whose figures' data are in ``tables``, with what ``prose.sections`` says below.
+    """Return the page of ``studies``, with figures from ``tables`` and the ``prose.sections`` below.
 
-    It loads itself again every ``refresh`` seconds.
+    It reloads every ``refresh`` seconds.
     """
     found = [one for study in studies for one in study.found]
     lines = [line for _, line in found]
@@ -80,8 +80,8 @@ def html(
 
 @functools.cache
 def _vega() -> str:
-    """The scripts that draw in a browser."""
-    return vl_convert.javascript_bundle()  # type: ignore[call-arg]  # it has a default, which its stub does not say
+    """Return the scripts that draw in a browser."""
+    return vl_convert.javascript_bundle()  # type: ignore[call-arg]  # it has a default, which its stub lacks
 
 
 def _environment() -> Environment:
@@ -103,7 +103,7 @@ def _figure(name: str, records: list[Record]) -> dict[str, Any]:
         panels.append({"id": f"{name}-{number}", "spec": spec})
     points = len({record["point"] for record in records})
     left_out = f"each panel has its first {figures.MOST} points" if points > figures.MOST else ""
-    how = f"This would measure it: {HOW[name]}"
+    how = f"To measure it: {HOW[name]}"
     return {
         "name": name,
         "title": prose.TITLES[name],
@@ -115,12 +115,12 @@ def _figure(name: str, records: list[Record]) -> dict[str, Any]:
 
 
 def _spoken(caption: str, panel: Any) -> str:
-    """What a screen reader says of a panel; its figures are in the table of points and in the CSV file."""
+    """Return what a screen reader reads for a panel; its figures are in the table of points and in the CSV file."""
     return f"{panel.title}. {caption} The figures are in the CSV file below and with the points."
 
 
 def _responsive(spec: dict[str, Any]) -> dict[str, Any]:
-    """As wide as its place in the page, with its data as CSV: names of columns once instead of in each record."""
+    """Make a chart as wide as its place in the page, with its data as CSV: column names once, not in each record."""
     kept = {name: _csv(records) for name, records in spec.pop("datasets", {}).items()}
 
     def walk(node: Any) -> None:
@@ -148,8 +148,8 @@ def _csv(records: list[Record]) -> str:
 
 
 def _point(outcome: Outcome, line: Line) -> dict[str, Any]:
-    """What the page has of a point, and its sessions."""
-    columns = ["session", "begun", "host", "pairs", f"JAX, {line.throughput_unit}", "PyTorch", "JAX / PyTorch"]
+    """Return what the page shows of a point and its sessions."""
+    columns = ["session", "started", "host", "pairs", f"JAX, {line.throughput_unit}", "PyTorch", "JAX / PyTorch"]
     sessions = enumerate(zip(outcome.sessions, outcome.session_ratios, strict=True), 1)
     return {
         "id": anchor(line),
@@ -168,9 +168,9 @@ def _session(number: int, pairs: Session, ratio: float) -> list[Any]:
     load = max((row.foreign_load or 0.0 for row in rows), default=0.0)
     left_out, blocks = (sum(getattr(row, name) or 0 for row in rows) for name in ("left_out_blocks", "blocks"))
     runs = ", ".join(dict.fromkeys(str(row.run_id) for row in rows))
-    begun = min(row.started or "" for row in rows)
+    started = min(row.started or "" for row in rows)
     figures = [f"{rate:.4g}" for rate in rates] + [f"{ratio:.3f}", f"{load:.1%}"]
-    return [number, begun, rows[0].host or "", len(pairs), *figures, f"{left_out} of {left_out + blocks}", runs]
+    return [number, started, rows[0].host or "", len(pairs), *figures, f"{left_out} of {left_out + blocks}", runs]
 
 
 def _notes(outcome: Outcome, line: Line) -> list[str]:

@@ -1,4 +1,4 @@
-"""What pairs of rows come to: the ratio with its interval, the noise floor, a verdict in words."""
+"""The outcome of pairs of rows: the ratio with its interval, the noise floor and the verdict."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ from duel.results import Results
 from duel.states import TERMINAL
 from duel.table import read_rows
 
-# What all repeats of one side have in common.
+# The same in all repeats of one side.
 UNCHANGED = (
     "cell",
     "framework_version",
@@ -38,12 +38,12 @@ Session = list[tuple[Row, Row]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One planned point of a pair: what was found of how fast JAX is, as a multiple of PyTorch.
+    """The outcome of one planned point of a pair: how fast JAX is, as a multiple of PyTorch.
 
-    Each of ``sessions`` has its pairs in the order in which they ran. ``found`` and ``floor`` are None where no ratio
-    is to be claimed; ``why`` says for what reason then, ``barred`` whether that is because the pairs are not
-    comparable. Comparable pairs that are too few for a claim have an ``indicative`` ratio. ``far`` names the processes
-    that are far off, ``apart`` what else was measured of this point and is not in the ratio.
+    Each of ``sessions`` has its pairs in the order in which they ran. ``found`` and ``floor`` are None if no ratio can
+    be claimed; ``why`` then gives the reason, and ``barred`` whether it is that the pairs are not comparable.
+    Comparable pairs that are too few for a claim have an ``indicative`` ratio. ``far`` names the processes that are
+    far off, ``apart`` what else was measured at this point but is not in the ratio.
     """
 
     sessions: list[Session]
@@ -57,30 +57,30 @@ class Outcome:
 
     @property
     def pairs(self) -> list[tuple[Row, Row]]:
-        """Of all sessions."""
+        """The pairs of all sessions."""
         return [pair for session in self.sessions for pair in session]
 
     @property
     def row(self) -> Row:
-        """One of them, for what all have in common."""
+        """One of the rows, for what all have in common."""
         return self.sessions[0][0][0]
 
     @property
     def benchmark(self) -> str:
-        """With its size and precision."""
+        """The benchmark with its size and precision."""
         return f"{self.row.benchmark} ({self.row.size}, {self.row.precision})"
 
     @property
     def use_case(self) -> str:
-        """With its product where it has one."""
+        """The use case with its product, if it has one."""
         return USE_CASES[self.row.use_case or 0].name + (f", {self.row.product}" if self.row.product else "")
 
     @property
     def faster(self) -> str:
-        """``JAX`` or ``PyTorch``; empty where that is not shown, or the sides are equal for all practical purposes.
+        """``JAX`` or ``PyTorch``; empty if neither is shown to be, or the sides are equal for all practical purposes.
 
-        A process that is far off leaves it undecided unless all pairs, or all sessions, say so alike. Sessions of one
-        pair each have no noise floor: what processes vary by is part of what sessions do.
+        A process that is far off leaves it undecided unless all pairs, or all sessions, agree. Sessions of one pair
+        each have no noise floor: the variation between processes is part of that between sessions.
         """
         if self.found is None or ratios.is_equal(self.found):
             return ""
@@ -91,7 +91,7 @@ class Outcome:
 
     @property
     def units(self) -> list[float]:
-        """What the ratio is the mean of: logarithms of pairs, or of sessions from ``CLAIM_SESSIONS`` on."""
+        """The logarithms whose mean is the ratio: of pairs or, from ``CLAIM_SESSIONS`` on, of sessions."""
         if self.found is None or self.found.within:
             return logs(self.pairs)
         return list(map(math.log, self.session_ratios))
@@ -115,7 +115,7 @@ class Outcome:
 
     @property
     def reach(self) -> str:
-        """How far the verdict of an interval reaches; empty where there is none."""
+        """What the interval covers; empty if there is none."""
         if self.found is None:
             return ""
         if not self.found.within:
@@ -124,7 +124,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """In a few words, always with what it stands on."""
+        """The verdict in brief, always with its basis."""
         if self.found is not None:
             return f"{self.kind}: {self.figures}"
         if self.indicative is not None:
@@ -145,14 +145,14 @@ class Outcome:
 
     @property
     def ratio(self) -> str:
-        """JAX / PyTorch with its interval, where there is one; empty where there is no ratio."""
+        """JAX / PyTorch with its interval, if it has one; empty if there is no ratio."""
         if self.found is not None:
             return f"{self.found.ratio:.3f} [{self.found.low:.3f}, {self.found.high:.3f}]"
         return "" if self.indicative is None else f"{self.indicative:.3g}"
 
     @property
     def basis(self) -> str:
-        """What the verdict stands on, or why there is none."""
+        """The basis of the verdict, or why there is none."""
         if self.found is not None:
             return f"{self.figures.partition(', ')[2]}. {COMPARABLE}"
         if self.indicative is not None:
@@ -161,7 +161,7 @@ class Outcome:
 
     @property
     def _processes(self) -> str:
-        """What an indicative ratio stands on."""
+        """The basis of an indicative ratio."""
         n = len(self.pairs)
         if in_turn(self.pairs):
             return "one pair, measured in turn" if n == 1 else f"{n} pairs, measured in turn"
@@ -180,7 +180,7 @@ class Outcome:
 
     @property
     def break_even_steps(self) -> float | None:
-        """Steps after which the side that starts more slowly and runs faster has caught up, by medians; None: never."""
+        """Steps after which the side that starts slower and runs faster has caught up, by medians; None if never."""
         if self.found is None:
             return None
         each = [[row.step_seconds_p50 or math.nan for row in pair] for pair in self.pairs]
@@ -190,13 +190,13 @@ class Outcome:
 
     @property
     def starts(self) -> list[float]:
-        """Seconds of each side until its first step is done, the median over its processes."""
+        """Seconds until the first step of each side is done, the median over its processes."""
         each = [[(r.compile_seconds or 0.0) + (r.first_step_seconds or 0.0) for r in pair] for pair in self.pairs]
         return [statistics.median(side) for side in zip(*each, strict=True)]
 
 
 def outcomes(rows: Sequence[Row]) -> list[Outcome]:
-    """One for each group and planned point of the judged ``rows`` that both sides have, in their order."""
+    """Return an outcome for each group and planned point that both sides of judged ``rows`` have, in their order."""
     points: dict[tuple[str | None, int | None], Session] = {}
     for pair in partners(rows):
         points.setdefault((pair[0].group, pair[0].point), []).append(pair)
@@ -208,17 +208,17 @@ def outcomes(rows: Sequence[Row]) -> list[Outcome]:
 
 
 def outcome(pairs: Session, there: set[int]) -> Outcome:
-    """Of the judged ``pairs`` of one point and group, in the order in which they ran; of the repeats that are ``there``
-    some may have lost a side.
+    """Return the outcome of the judged ``pairs`` of one point and group, in the order in which they ran.
 
-    A ratio is made of all of them or of none: to leave out a pair that is not comparable would choose among results.
+    Some of the repeats that are ``there`` may have lost a side. A ratio is made of all pairs or of none: leaving out
+    one that is not comparable would be choosing among results.
     """
     if why := _incomplete(pairs, there):
         return Outcome([pairs], why=why)
     barred = [one for one, _ in pairs if one.comparable != COMPARABLE]
     if barred:
-        words = "; ".join(dict.fromkeys(map(_barred, barred)))
-        return Outcome([pairs], why=words, barred=any(row.comparable for row in barred))
+        why = "; ".join(dict.fromkeys(map(_barred, barred)))
+        return Outcome([pairs], why=why, barred=any(row.comparable for row in barred))
     if bad := [text for pair in pairs for row in pair if (text := no_figure(row))]:
         return Outcome([pairs], why="; ".join(bad))
     if changed := changes(pairs, UNCHANGED):
@@ -234,7 +234,7 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
 
 
 def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
-    """What comparable pairs of ``sessions``, enough of them, come to."""
+    """Return the outcome of ``sessions`` whose comparable pairs are enough for a claim."""
     found = ratios.ratio([_in_order(session) for session in sessions])
     far = [name for session in sessions for name in _far(session)]
     return Outcome(sessions, found, noise_floor(sessions), far=far, apart=list(apart))
@@ -245,10 +245,10 @@ def _in_order(session: Session) -> list[Pair]:
 
 
 def _incomplete(pairs: Session, there: set[int]) -> str:
-    """Why nothing can be said yet, or any more; empty where all pairs are there."""
+    """Return why nothing can be concluded yet, or any more; empty if all pairs are there."""
     if unfinished := [row for pair in pairs for row in pair if row.status not in TERMINAL]:
         sides = dict.fromkeys(f"{row.framework} is {row.status}" for row in unfinished)
-        return f"not all of it has finished: {', '.join(sides)}"
+        return f"not finished yet: {', '.join(sides)}"
     planned = there | set(range(max(row.repeats or 0 for pair in pairs for row in pair)))
     lost = sorted(planned - {one.repeat or 0 for one, _ in pairs})
     if not lost:
@@ -258,29 +258,29 @@ def _incomplete(pairs: Session, there: set[int]) -> str:
 
 
 def _barred(row: Row) -> str:
-    """Of a pair that was skipped on both sides nothing is judged."""
+    """Return why a pair is barred; one that was skipped on both sides is not judged."""
     return str(row.comparable) if row.comparable else f"{row.status} on both sides: {row.cause}"
 
 
 def logs(pairs: Session) -> list[float]:
-    """Of each pair's ratio."""
+    """Return the logarithm of each pair's ratio."""
     return [math.log((one.throughput or math.nan) / (other.throughput or math.nan)) for one, other in pairs]
 
 
 def in_turn(pairs: Session) -> bool:
-    """Whether one job measured both sides of each."""
+    """Return whether one run measured both sides of each pair."""
     return all(one.run_id == other.run_id for one, other in pairs)
 
 
 def _jax_first(one: Row, other: Row) -> bool:
-    """Whether JAX's row was measured first; of a plan, where the times are not known."""
+    """Return whether JAX's row was measured first, by the plan if the times are not known."""
     if one.started and other.started and one.started != other.started:
         return one.started < other.started
     return (one.repeat or 0) % 2 == 0
 
 
 def _far(session: Session) -> list[str]:
-    """The processes of ``session`` that are far from all others of their side, with their figures."""
+    """Return the processes of ``session`` that are far from all others of their side, with their figures."""
     names = []
     for side in zip(*session, strict=True):
         figures = [row.throughput or math.nan for row in side]
@@ -294,7 +294,7 @@ def _far(session: Session) -> list[str]:
 
 
 def changes(pairs: Session, columns: Sequence[str]) -> list[str]:
-    """Which of ``columns`` are not the same in all of a side's rows."""
+    """Return which of ``columns`` differ among the rows of a side."""
     return [
         f"{name} of {side[0].framework}"
         for side in zip(*pairs, strict=True)
@@ -304,9 +304,9 @@ def changes(pairs: Session, columns: Sequence[str]) -> list[str]:
 
 
 def by_run(results: Results) -> dict[str, str]:
-    """Run id to a line that says what its pair comes to, as results.csv has it; none where a side has not ended.
+    """Return a line for each run id with the outcome of its pair in results.csv; none while a side has not ended.
 
-    Raises ValueError where results.csv is damaged.
+    Raises ValueError if results.csv is damaged.
     """
     try:
         return _by_run(results.csv, results.csv.lstat().st_mtime_ns)
@@ -314,7 +314,7 @@ def by_run(results: Results) -> dict[str, str]:
         return {}
 
 
-@functools.lru_cache(maxsize=1)  # 'status --watch' asks each second
+@functools.lru_cache(maxsize=1)  # 'status --watch' asks every second
 def _by_run(csv: Path, modified: int) -> dict[str, str]:
     points: dict[str, list[Outcome]] = {}
     for found in outcomes(read_rows(csv, strict=False)):

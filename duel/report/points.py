@@ -1,4 +1,4 @@
-"""ratios.csv: a line for each point of a published set, with all that its verdict stands on."""
+"""ratios.csv: a line for each point of a published set, with everything its verdict rests on."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ from duel.table import TABLE_BYTES
 
 NAME = "ratios.csv"
 SEVERAL = "; "
-NOT_ALONE = "*"  # behind a verdict that Holm's correction does not leave
+NOT_ALONE = "*"  # after a verdict that does not survive Holm's correction
 # What makes two lines the same point in two modes.
 POINT = (
     *("benchmark", "size", "precision", "use_case", "product", "batch_size", "microbatch", "devices", "nodes"),
@@ -31,7 +31,7 @@ POINT = (
 
 @dataclass(frozen=True)
 class Line:
-    """One point of a published set. What is not known, or is no part of it, is empty."""
+    """One point of a published set. What is unknown or does not apply is empty."""
 
     benchmark: str
     size: str
@@ -48,7 +48,7 @@ class Line:
     target: str
     device_kind: str
     device_name: str
-    cpus: int | None  # that a process may use
+    cpus: int | None  # available to a process
     jax_version: str
     pytorch_version: str
     first_day: str
@@ -59,7 +59,7 @@ class Line:
     low: float | None
     high: float | None
     interval: str  # what it covers
-    another_low: float | None  # of what one more session may show
+    another_low: float | None  # what one more session may show
     another_high: float | None
     spread: float | None  # standard deviation of the sessions' ratios, relative
     session_ratios: str
@@ -71,7 +71,7 @@ class Line:
     pytorch_itself_low: float | None
     pytorch_itself_high: float | None
     p: float | None
-    p_holm: float | None  # of all points over sessions in this file
+    p_holm: float | None  # among all points over sessions in this file
     verdict: str
     jax_throughput: float | None  # the median over processes
     pytorch_throughput: float | None
@@ -81,12 +81,12 @@ class Line:
     break_even_steps: float | None
     proof: str
     far_off: str
-    apart: str  # what was measured of this point, too, and is not in its ratio
-    why: str  # there is no ratio
+    apart: str  # also measured at this point but not in its ratio
+    why: str  # the reason if there is no ratio
 
     @property
     def short(self) -> str:
-        """Ratio, interval and verdict in a cell of a table; what is not over sessions is no verdict."""
+        """Ratio, interval and verdict for a table cell; without an interval over sessions there is no verdict."""
         if self.ratio is None:
             return self.verdict.lower()
         figures = f"{self.ratio:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -101,13 +101,13 @@ class Line:
 
     @property
     def marked(self) -> str:
-        """The verdict, with a mark where it would not stand among all points of the set."""
+        """The verdict, with a mark if it does not hold among all points of the set."""
         shown = self.verdict.endswith(FASTER)
         return f"{self.verdict}{NOT_ALONE}" if shown and (self.p_holm or 0.0) > 1 - ratios.CONFIDENCE else self.verdict
 
 
 def lines(found: Sequence[Outcome]) -> list[Line]:
-    """Of the outcomes ``found`` over sessions, in their order."""
+    """Return the lines of the outcomes ``found`` over sessions, in their order."""
     chances = [o.found.p for o in found if o.found is not None and not o.found.within]
     adjusted = iter(ratios.holm(chances))
     return [_line(o, next(adjusted) if o.found is not None and not o.found.within else None) for o in found]
@@ -155,7 +155,7 @@ def _line(outcome: Outcome, p_holm: float | None) -> Line:
         **_itself(outcome),
         p=found.p if found else None,
         p_holm=p_holm,
-        # What one hour shows is no verdict.
+        # Too few sessions make no verdict.
         verdict=f"no verdict {outcome.reach}" if found and found.within else outcome.kind,
         jax_throughput=rates[0],
         pytorch_throughput=rates[1],
@@ -200,7 +200,7 @@ def write(path: Path, points: Sequence[Line]) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """Raises ValueError where it is not what ``write`` wrote."""
+    """Return the lines that ``write`` wrote. Raises ValueError if the file holds anything else."""
     text = files.read(path, TABLE_BYTES).decode()
     texts = csv.DictReader(io.StringIO(text, newline=""))
     empty = {field.name: None if "None" in str(field.type) else "" for field in fields(Line)}
@@ -209,7 +209,7 @@ def read(path: Path) -> list[Line]:
 
 
 def by_mode(points: Sequence[Line]) -> dict[tuple[object, ...], dict[str, Line]]:
-    """The lines of each point in modes that have a name of their own: there is no end to those with single switches."""
+    """Return the lines of each point in named modes, without the unlimited ones that turn single switches."""
     found: dict[tuple[object, ...], dict[str, Line]] = {}
     for line in points:
         if line.mode in MODES:
@@ -218,8 +218,8 @@ def by_mode(points: Sequence[Line]) -> dict[tuple[object, ...], dict[str, Line]]
 
 
 def against_itself(points: Sequence[Line], framework: str) -> tuple[int, int]:
-    """At how many of ``points`` a framework differs from itself (its interval over sessions excludes 1), and of how
-    many that is known."""
+    """Return at how many of ``points`` a framework differs from itself (its interval over sessions excludes 1), and for
+    how many that is known."""
     known = [line for line in points if getattr(line, f"{framework}_itself") is not None]
     differs = [
         line
@@ -230,7 +230,7 @@ def against_itself(points: Sequence[Line], framework: str) -> tuple[int, int]:
 
 
 def told_of_itself(points: Sequence[Line]) -> str:
-    """At how many points each framework differs from itself, in words; empty where that is not known of either."""
+    """Describe at how many points each framework differs from itself; empty if that is known for neither."""
     texts = []
     for framework, name in (("jax", "JAX"), ("pytorch", "PyTorch")):
         differs, known = against_itself(points, framework)

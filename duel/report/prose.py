@@ -1,4 +1,4 @@
-"""What a report says in sentences, made of the verdicts."""
+"""The sentences of a report, made from the verdicts."""
 
 import statistics
 from collections import Counter
@@ -16,7 +16,7 @@ from duel.report.study import Study
 TITLES = {
     "ratios": "Ratios",
     "devices": "Devices",
-    "itself": "Each framework beside itself",
+    "itself": "Each framework against itself",
     "throughput": "Throughput",
     "latency": "Latency",
     "scaling": "Several devices",
@@ -28,7 +28,7 @@ TITLES = {
     "switches": "Switches",
     "training": "Training loss",
 }
-GAIN = 1.1  # of 'tuned' over 'default', from which it is worth a sentence
+GAIN = 1.1  # of 'tuned' over 'default', above which it is worth a sentence
 NO_ADVICE = "None: no point was measured over three sessions."
 METHOD = """
 Each point is measured in pairs: a process of JAX and one of PyTorch, one after the other on the same device, in the
@@ -43,14 +43,14 @@ state); Barrett et al. 2017, doi:10.1145/3133876 (warm-up); Williams et al. 2009
 (roofline); Yang et al. 2024, arXiv:2312.02741 (energy of GPUs). docs/models.md has the benchmarks' sources.
 """
 LIMITS = """
-A ratio holds for the devices, versions and modes that stand beside it. Mode default is what a newcomer gets: PyTorch
-operation by operation, JAX compiled. Mode tuned is the fastest that a search with the same budget for both sides has
+A ratio holds for the devices, versions and modes given with it. Mode default is what a newcomer gets: PyTorch
+operation by operation, JAX compiled. Mode tuned is the fastest that a search with the same budget for both sides
 found. Loading and augmenting data is not measured.
 """
 
 
 def summary(studies: Sequence[Study]) -> list[str]:
-    """Paragraphs: who is faster how often, by how much at most, and how far that can be trusted."""
+    """Return paragraphs on which side is faster how often, by how much at most, and how far to trust that."""
     lines = [line for study in studies for line in study.lines]
     found = []
     for device in dict.fromkeys(line.device_name for line in lines):
@@ -68,22 +68,22 @@ def _of_mode(device: str, mode: str, lines: list[Line]) -> str:
         rest = f"{len(within)} were measured in fewer than three sessions" if within else "none has a ratio"
         return f"{device}, mode {mode}: no verdict at any of {len(lines)} points; {rest}."
     kinds = Counter(_kind(line) for line in over)
-    words = [f"{name} is faster at {kinds[name]}" for name in ("JAX", "PyTorch") if kinds[name]]
-    words += [f"they are {EQUAL} at {kinds[EQUAL]}"] if kinds[EQUAL] else []
-    words += [f"it is {UNDECIDED} at {kinds[UNDECIDED]}"] if kinds[UNDECIDED] else []
-    text = f"{device}, mode {mode}: of {len(over)} points measured over sessions, {', '.join(words)}."
+    parts = [f"{name} is faster at {kinds[name]}" for name in ("JAX", "PyTorch") if kinds[name]]
+    parts += [f"they are {EQUAL} at {kinds[EQUAL]}"] if kinds[EQUAL] else []
+    parts += [f"it is {UNDECIDED} at {kinds[UNDECIDED]}"] if kinds[UNDECIDED] else []
+    text = f"{device}, mode {mode}: of {len(over)} points measured over sessions, {', '.join(parts)}."
     for name, best in (("JAX", max), ("PyTorch", min)):
         ahead = [line for line in over if _kind(line) == name]
         if ahead:
             line = best(ahead, key=lambda line: line.ratio or 1.0)
             factor = max(line.ratio or 1.0, 1 / (line.ratio or 1.0))
-            text += f" {name} leads most in {work(line)} with {label(line)}: {factor:.3g} times as fast."
+            text += f" {name}'s largest lead is in {work(line)} with {label(line)}: {factor:.3g} times as fast."
     left = len(lines) - len(over)
-    return text + (f" At {left} more there is no verdict." if left else "")
+    return text + (f" {left} more have no verdict." if left else "")
 
 
 def recommendations(lines: Sequence[Line]) -> list[str]:
-    """What follows from the figures, each sentence with the one that it follows from."""
+    """Return recommendations, each with the figure that it follows from."""
     texts = []
     for device in dict.fromkeys(line.device_name for line in lines):
         mine = [line for line in lines if line.device_name == device and line.another_low is not None]
@@ -100,7 +100,7 @@ def recommendations(lines: Sequence[Line]) -> list[str]:
 
 
 def _choice(device: str, lines: Sequence[Line]) -> list[str]:
-    """Which framework to take for one use case, if one is faster at most points."""
+    """Return which framework to take for one use case, if one is faster at most points."""
     if not lines:
         return []
     kinds = Counter(_kind(line) for line in lines)
@@ -112,7 +112,7 @@ def _choice(device: str, lines: Sequence[Line]) -> list[str]:
 
 
 def _tuning(device: str, framework: str, lines: Sequence[Line]) -> str:
-    """What 'tuned' is worth to a framework."""
+    """Return what 'tuned' gains a framework; empty if that is little."""
     rates = [
         (getattr(modes[DEFAULT], f"{framework}_throughput"), getattr(modes[TUNED], f"{framework}_throughput"))
         for modes in by_mode(lines).values()
@@ -124,8 +124,8 @@ def _tuning(device: str, framework: str, lines: Sequence[Line]) -> str:
         return ""
     name = {"jax": "JAX", "pytorch": "PyTorch"}[framework]
     return (
-        f"{name} on {device}: turn its switches; mode tuned is more than {GAIN - 1:.0%} faster than default at "
-        f"{len(pays)} of {len(gains)} points, {max(pays):.3g} times at most (figure {TITLES['ratios']})."
+        f"{name} on {device}: tune its switches; mode tuned is more than {GAIN - 1:.0%} faster than default at "
+        f"{len(pays)} of {len(gains)} points, at most {max(pays):.3g} times as fast (figure {TITLES['ratios']})."
     )
 
 
@@ -137,11 +137,11 @@ def _kind(line: Line) -> str:
 
 def _trust(lines: Sequence[Line]) -> list[str]:
     text = told_of_itself(lines)
-    return [f"By the same procedure {text}; chance alone would make it 5 %."] if text else []
+    return [f"By the same procedure {text}; chance alone would give 5 %."] if text else []
 
 
 def sections(studies: Sequence[Study]) -> list[dict[str, Any]]:
-    """What follows the points: method, limits."""
+    """Return the sections after the points, from method to artifact."""
     use_cases = ", ".join(
         f"{use_case.name} ({use_case.meaning})"
         for number, use_case in USE_CASES.items()

@@ -1,11 +1,11 @@
-"""Records that go with the repository: results/published/<name>/, and the tables that are made of them.
+"""Records kept in the repository: results/published/<name>/, and the tables made from them.
 
 results.csv     the rows, with the columns of results/results.csv
-ratios.csv      a line for each point: what its sessions come to (duel.report.points), of which all tables are made
-runs/<run>/     samples.jsonl: of each row every timed block with its conditions, every call; the run's environment.json
-                and script.sh, with the checkout's own path left out
-parity/         the certificates that the rows stand on
-README.md       a table of it all; 'make golden' puts a short one into README.md of the repository
+ratios.csv      a line for each point: the outcome of its sessions (duel.report.points), from which all tables are made
+runs/<run>/     samples.jsonl: every timed block of each row with its conditions, and every call; the run's
+                environment.json and script.sh, without the checkout's path
+parity/         the certificates that the rows rest on
+README.md       a table of everything; 'make golden' puts a short one into the repository's README.md
 """
 
 import json
@@ -35,14 +35,14 @@ Say = Callable[[str], None]
 
 
 def publish(name: str, results: Results, say: Say) -> None:
-    """Add what results.csv has of pairs that a ratio could be made of to ``name``, and make the tables anew.
+    """Add the pairs in results.csv that could make a ratio to the set ``name``, and remake its tables.
 
-    A folder is of one device, a new one of that which was measured last: means over benchmarks are of one device, too.
-    What is there stays: to keep some sessions and not others would be to choose. Raises UserError where there is
-    nothing to publish.
+    A set is of one device, because means over benchmarks are; a new one is of the device measured last. What is there
+    stays: keeping some sessions and not others would be choosing among results. Raises UserError if there is nothing
+    to publish.
     """
     if not NAME.fullmatch(name):
-        raise UserError(f"--name {name!r}: small letters, digits, '-' and '_' are valid, at most 32 of them")
+        raise UserError(f"--name {name!r}: use at most 32 lower-case letters, digits, '-' and '_'")
     folder = results.folder / "published" / name
     before, rows = read_rows(folder / "results.csv"), merge(results)
     new = _new(before, rows, results, say)
@@ -62,7 +62,7 @@ def publish(name: str, results: Results, say: Say) -> None:
 
 
 def _new(before: list[Row], rows: list[Row], results: Results, say: Say) -> list[Row]:
-    """Which of ``rows`` join those that were published ``before``. Raises UserError where none do."""
+    """Return which of ``rows`` join those published ``before``. Raises UserError if none do."""
     there = {(row.group, row.point) for row in before}
     measured = [outcome for outcome in outcomes(rows) if (outcome.row.group, outcome.row.point) not in there]
     device = _device(before or [outcome.row for outcome in measured])
@@ -72,10 +72,10 @@ def _new(before: list[Row], rows: list[Row], results: Results, say: Say) -> list
             left_out.append(f"{outcome.row.run_id}: {why}")
         else:
             wanted.add((outcome.row.group, outcome.row.point))
-    for words in dict.fromkeys(left_out):
-        say(f"left out: {words}")
+    for text in dict.fromkeys(left_out):
+        say(f"left out: {text}")
     if not wanted:
-        again = "; all that could be is there already" if there else ""
+        again = "; everything that could be is already there" if there else ""
         raise UserError(
             f"nothing to publish: no pairs of a preset that claims a ratio{again}; 'main.py --paired' makes them"
         )
@@ -83,7 +83,7 @@ def _new(before: list[Row], rows: list[Row], results: Results, say: Say) -> list
 
 
 def _certificates(before: list[Row], new: list[Row], results: Results, folder: Path) -> dict[Path, Path]:
-    """Those of the rows that are ``new``, and where they go. Raises UserError where one would replace another's."""
+    """Return the certificates of ``new`` rows and where they go. Raises UserError if one would replace another's."""
     found = {
         certificate.path(results.folder, *what): certificate.path(folder, *what)
         for what in ((str(row.benchmark), str(row.size), str(row.device_kind)) for row in new)
@@ -92,43 +92,43 @@ def _certificates(before: list[Row], new: list[Row], results: Results, folder: P
         source = certificate.path(results.folder, str(row.benchmark), str(row.size), str(row.device_kind))
         if source in found and row.comparable == COMPARABLE and _uncertified(row, results):
             raise UserError(
-                f"{row.run_id}, which is published there, is of other code, weights or versions than the certificate "
-                f"in results/parity/{source.name}: choose another --name"
+                f"{row.run_id}, already published there, has other code, weights or versions than the certificate "
+                f"in results/parity/{source.name}; choose another --name"
             )
     return found
 
 
 def _device(rows: list[Row]) -> str | None:
-    """The name of the device that ``rows`` were measured on, the last of them."""
+    """Return the name of the device that the latest of ``rows`` was measured on."""
     return max(((row.started or "", row.device_name) for row in rows if row.device_name), default=("", None))[1]
 
 
 def _uncertified(row: Row, results: Results) -> str:
-    """Why the certificate of now does not hold for ``row``; empty where it does."""
+    """Return why the current certificate does not hold for ``row``; empty if it does."""
     found = certificate.verdict(row, results.folder)
     return "" if found == certificate.VERIFIED else found
 
 
 def _unfit(outcome: Outcome, device: str | None, results: Results) -> str:
-    """Why an outcome is not to be published; empty if it is. One that is not comparable is: with the reason."""
+    """Return why an outcome cannot be published; empty if it can. One that is not comparable can, with its reason."""
     rows = [row for pair in outcome.pairs for row in pair]
     if any(row.status != FINISHED for row in rows):
-        return "not all of it has finished"
+        return "not all of its rows finished"
     if others := {str(row.device_name) for row in rows} - {device}:
-        return f"measured on {', '.join(sorted(others))}, the folder is of {device}: another --name is valid"
+        return f"measured on {', '.join(sorted(others))}, but the set is of {device}: choose another --name"
     if not claims(outcome):
         claiming = [preset.name for preset in PRESETS.values() if preset.pairs >= CLAIM_PAIRS]
         how = "in turn" if in_turn(outcome.pairs) else "not in turn"
-        return f"preset {outcome.row.preset}, {how}: --paired with {' or '.join(claiming)} is valid"
+        return f"preset {outcome.row.preset}, {how}: --paired and preset {' or '.join(claiming)} are needed"
     if any(row.git_dirty or row.git_sha is None for row in rows):
-        return "the code that ran was no commit"
+        return "the code that ran was not committed"
     if not outcome.shown:
         return ""
     return next(filter(None, (_uncertified(row, results) for row in rows)), "")
 
 
 def _keep(run_id: str, rows: list[Row], results: Results, folder: Path) -> None:
-    """Every sample of the ``rows`` of a run whose folder is still here, and what it ran in and by."""
+    """Keep every sample of the ``rows`` of a run, its environment and its script, if its folder is still here."""
     run = results.run(run_id)
     folder.mkdir(parents=True, exist_ok=True)
     if events := run.events()[0]:
@@ -140,7 +140,7 @@ def _keep(run_id: str, rows: list[Row], results: Results, folder: Path) -> None:
 
 
 def _samples(events: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """What was timed of row ``number``: of each kind of event its fields, of the blocks a list of each."""
+    """Return what was timed in row ``number``: the fields of each kind of event, as lists for the blocks."""
     mine = [event for event in events if event.get("row") == number]
     kept = {
         event["event"]: {name: value for name, value in event.items() if name not in ("event", "row", "time")}
@@ -153,29 +153,29 @@ def _samples(events: list[dict[str, Any]], number: int) -> dict[str, Any]:
 
 
 def write_tables(folder: Path) -> None:
-    """ratios.csv and README.md of a published folder, of its results.csv."""
+    """Write ratios.csv and README.md of a published folder from its results.csv."""
     found = over_sessions(outcomes(read_rows(folder / "results.csv")))
     points.write(folder / points.NAME, points.lines(found))
     (folder / "README.md").write_text(page(folder))
 
 
 def page(folder: Path) -> str:
-    """README.md of a published folder: all of it, of ratios.csv; of the rows what its waterfalls come to."""
-    told = waterfalls(over_sessions(outcomes(read_rows(folder / "results.csv"))))
-    fenced = ["", "```", *told, "```"] if told else []
+    """Return README.md of a published folder: all of ratios.csv, and the waterfalls of its rows."""
+    lines = waterfalls(over_sessions(outcomes(read_rows(folder / "results.csv"))))
+    fenced = ["", "```", *lines, "```"] if lines else []
     return "\n".join([f"# {folder.name}", "", markdown.table(points.read(folder / points.NAME)), *fenced, ""])
 
 
 def summaries(results: Results) -> str:
-    """What README says of all that is published."""
+    """Return README's section on everything that is published."""
     files = sorted((results.folder / "published").glob(f"*/{points.NAME}"))
     texts = (markdown.summary(points.read(file), f"results/published/{file.parent.name}") for file in files)
     return "\n".join(texts)
 
 
 def draw(folder: Path) -> None:
-    """README's figure of a published folder, ratios.svg."""
-    import pandas as pd  # which 'publish' does without
+    """Draw ratios.svg, README's figure of a published folder."""
+    import pandas as pd  # not needed by 'publish'
 
     from duel.report import figure_data, figures
 

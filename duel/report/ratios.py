@@ -1,10 +1,10 @@
-"""Ratios of paired measurements, and what may be said of them.
+"""Ratios of paired measurements, and what may be concluded from them.
 
-A process gives one number, two processes that ran one after the other a pair, and the pairs of one point that ran
-within the same hour a session. From three sessions on the unit is a session: the interval of a ratio is Student's t
-over their means, and covers what another hour would show. The pairs of one session only tell what that hour was like.
-In simulations with variation within processes, between them and between sessions the first covers the true ratio as
-often as it says and the second does not, however many pairs there are (docs/methodology.md).
+A process gives one number, two consecutive processes a pair, and the pairs of one point that ran within the same hour
+a session. From three sessions on the unit is a session: the interval of a ratio is Student's t over their means, and
+covers what another hour would show. The pairs of one session only show what that hour was like. In simulations with
+variation within processes, between them and between sessions, the first interval covers the true ratio as often as it
+claims and the second does not, however many pairs there are (docs/methodology.md).
 """
 
 import functools
@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from duel.catalogue import CLAIM_SESSIONS
 
 CONFIDENCE = 0.95
-EQUAL = 1.05  # of two that are equal either is at most so many times as fast
-# A process is far off where it is beyond the others of its side and session by this factor, and by this many times what
-# they span: of normal numbers about one in a thousand is, and only where they vary by several percent.
+EQUAL = 1.05  # two sides are equal if neither is more than this many times as fast
+# A process is far off if it lies beyond the others of its side and session by this factor, and by this many times their
+# range: about one in a thousand normal numbers does, and only if they vary by several percent.
 FAR, FAR_SPANS = 1.1, 3.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio, its 95 % interval, and the number of logarithms that it stands on."""
+    """A ratio, its 95 % interval, and the number of logarithms it rests on."""
 
     ratio: float
     low: float
@@ -42,10 +42,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio and its 95 % interval, over ``sessions``; of fewer than ``CLAIM_SESSIONS`` within them alone.
+    """A ratio and its 95 % interval over ``sessions``, or only within them if there are fewer than ``CLAIM_SESSIONS``.
 
-    ``p`` is the chance of such a ratio, or one further from 1, where the true one is 1. Over sessions, ``another`` is
-    between what one more would show with 95 %, and ``spread`` the standard deviation of the sessions' ratios, relative.
+    ``p`` is the probability of such a ratio, or one further from 1, if the true one is 1. Over sessions, ``another`` is
+    the 95 % prediction interval of one more, and ``spread`` the relative standard deviation of the sessions' ratios.
     """
 
     ratio: float
@@ -64,7 +64,7 @@ class Ratio:
 
 
 def ratio(sessions: Sequence[Sequence[Pair]]) -> Ratio:
-    """Of the pairs of each session. Raises ValueError for too few to tell how much they vary."""
+    """Return the ratio of the pairs of each session. Raises ValueError if too few to show how much they vary."""
     means = [mean(pairs) for pairs in sessions]
     middle, n, pairs = statistics.fmean(means), len(means), sum(map(len, sessions))
     if n < CLAIM_SESSIONS:
@@ -74,16 +74,16 @@ def ratio(sessions: Sequence[Sequence[Pair]]) -> Ratio:
     deviation = math.sqrt(_variance(means))
     error = deviation / math.sqrt(n)
     half = _quantile(n - 1) * error
-    _, low, high = _exp(middle, half * math.sqrt(n + 1))  # of the deviation, sqrt(1 + 1 / n) times
+    _, low, high = _exp(middle, half * math.sqrt(n + 1))  # t times the deviation times sqrt(1 + 1 / n)
     chance = _chance(middle, error, n - 1)
     return Ratio(*_exp(middle, half), n, pairs, chance, (low, high), math.expm1(deviation))
 
 
 def mean(pairs: Sequence[Pair]) -> float:
-    """Of the logarithms of one session.
+    """Return the mean of the logarithms of one session.
 
-    Of the pairs in which one side ran first and of those in which the other did, each mean counts once: in the order
-    A B B A, a quad, a drift that adds to one takes as much from the other.
+    The pairs in which one side ran first and those in which the other did count one half each: in the order A B B A,
+    a quad, a drift adds to one what it takes from the other.
     """
     orders = _by_order(pairs)
     return statistics.fmean(statistics.fmean(logs) for logs in orders)
@@ -95,9 +95,9 @@ def _by_order(pairs: Sequence[Pair]) -> list[list[float]]:
 
 
 def _within(sessions: Sequence[Sequence[Pair]]) -> tuple[float, int]:
-    """The standard error of the mean of ``sessions``, of how pairs of one session and order vary; degrees of freedom.
+    """Return the standard error of the mean of ``sessions``, and its degrees of freedom.
 
-    Raises ValueError where no two pairs have session and order in common.
+    It is estimated from how pairs of one session and order vary. Raises ValueError if no two pairs share both.
     """
     squares, freedom, variance = 0.0, 0, 0.0
     for pairs in sessions:
@@ -108,7 +108,7 @@ def _within(sessions: Sequence[Sequence[Pair]]) -> tuple[float, int]:
             freedom += len(logs) - 1
             variance += 1 / (len(logs) * (len(orders) * len(sessions)) ** 2)
     if not freedom:
-        raise ValueError(f"{sum(map(len, sessions))} pairs; of one session and order at least two are needed")
+        raise ValueError(f"{sum(map(len, sessions))} pairs; at least two of one session and order are needed")
     return math.sqrt(variance * squares / freedom), freedom
 
 
@@ -117,7 +117,7 @@ def _exp(mean: float, half: float) -> tuple[float, float, float]:
 
 
 def _chance(mean: float, error: float, freedom: int) -> float:
-    """Student's, of both sides."""
+    """Return the two-sided p of Student's t."""
     from scipy import special
 
     if not error:
@@ -126,7 +126,7 @@ def _chance(mean: float, error: float, freedom: int) -> float:
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Each of ``chances`` adjusted for all of them: what is below 5 % then holds for all of these together.
+    """Return each of ``chances`` adjusted for all of them, so that all below 5 % hold together.
 
     Holm, A simple sequentially rejective multiple test procedure, 1979.
     """
@@ -138,17 +138,17 @@ def holm(chances: Sequence[float]) -> list[float]:
 
 
 def is_equal(found: Ratio | Estimate) -> bool:
-    """Whether the whole interval is within ``EQUAL``."""
+    """Return whether the whole interval is within ``EQUAL``."""
     return found.low >= 1 / EQUAL and found.high <= EQUAL
 
 
 def differs(found: Ratio | Estimate, floor: float) -> bool:
-    """Whether there is a difference: the interval excludes 1, and the ratio is beyond the noise floor."""
+    """Return whether there is a difference: the interval excludes 1, and the ratio is beyond the noise floor."""
     return not found.low <= 1.0 <= found.high and max(found.ratio, 1 / found.ratio) > floor
 
 
 def far_off(logs: Sequence[float]) -> list[int]:
-    """Which processes of one side and session, given the logarithms of their figures, are far from all others."""
+    """Return which processes of one side and session, given the logarithms of their figures, are far from the rest."""
     places = []
     for place, log in enumerate(logs):
         others = [*logs[:place], *logs[place + 1 :]]
@@ -161,7 +161,7 @@ def far_off(logs: Sequence[float]) -> list[int]:
 
 
 def estimate(logs: Sequence[float]) -> Estimate:
-    """Of the logarithms of ratios, at least two, in no order. Raises ValueError for fewer."""
+    """Return the estimate from at least two logarithms of ratios, in any order. Raises ValueError for fewer."""
     if len(logs) < 2:
         raise ValueError(f"{len(logs)} ratios; at least two are needed for an interval")
     mean = statistics.fmean(logs)
@@ -170,10 +170,10 @@ def estimate(logs: Sequence[float]) -> Estimate:
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """By what factor a ratio has changed, of its logarithms ``before`` and ``after``, which do not come in pairs.
+    """Return the factor by which a ratio has changed, from its unpaired logarithms ``before`` and ``after``.
 
-    Of the standard errors of both, with the fewer degrees of freedom: the interval is rather too wide than too narrow.
-    Raises ValueError for fewer than two of either.
+    It combines both standard errors with the smaller number of degrees of freedom: the interval is too wide rather
+    than too narrow. Raises ValueError for fewer than two of either.
     """
     fewest = min(len(before), len(after))
     if fewest < 2:
@@ -184,23 +184,23 @@ def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
 
 
 def _variance(values: Sequence[float]) -> float:
-    """With n - 1. The standard library's takes fractions, and seconds for a large set."""
+    """Return the variance with n - 1. The standard library's uses fractions, and takes seconds for a large set."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 @functools.cache
 def _quantile(freedom: int) -> float:
-    """Student's, for a two-sided interval with so many degrees of freedom."""
-    from scipy import special  # here, so that 'status' loads it only where there is a ratio to show
+    """Return Student's t for a two-sided interval with ``freedom`` degrees of freedom."""
+    from scipy import special  # here, so that 'status' loads it only if there is a ratio to show
 
     return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def noise_floor(logs: Sequence[float]) -> float:
-    """The largest ratio that a side has to itself, at 95 %: of the logarithms of ratios of one side's processes.
+    """Return the largest ratio of a side to itself, at 95 %, from the logarithms of ratios of one side's processes.
 
-    Which of two processes is divided by which is a matter of taste: so both directions count.
+    Which of two processes is divided by the other is arbitrary, so both directions count.
     """
     found = estimate(logs)
     return max(found.high, 1 / found.low)

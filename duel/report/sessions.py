@@ -1,4 +1,4 @@
-"""The same point measured at several times: what another hour would show, too."""
+"""The same point measured at several times, which covers what another hour would show."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, PRESETS, SESSION_SECONDS
 from duel.report.pairs import Outcome, Session, changes, claim, in_turn
 
-# What sessions of one point have in common besides ``pair``; where they do not, they are kept apart.
+# What sessions of one point have in common besides ``pair``; if it differs, they are kept apart.
 ALIKE = (
     "code_sha256",
     "framework_version",
@@ -20,11 +20,11 @@ ALIKE = (
 
 
 def over_sessions(found: Sequence[Outcome]) -> list[Outcome]:
-    """Of the outcomes ``found``, each of one group, those of the same point together, in order of their first.
+    """Merge the outcomes ``found``, each of one group, by point, in order of first appearance.
 
-    A group without comparable pairs is left out of a ratio that others have, and named. What is of other code,
-    versions or switches makes an outcome of its own, and so does a group that was not measured in turn, or by a preset
-    that claims nothing.
+    A group without comparable pairs is left out of a ratio that others have, and named. Groups of other code, versions
+    or switches make a separate outcome, and so does a group that was not measured in turn, or with a preset that claims
+    no ratio.
     """
     points: dict[object, list[Outcome]] = {}
     for place, outcome in enumerate(found):
@@ -33,13 +33,13 @@ def over_sessions(found: Sequence[Outcome]) -> list[Outcome]:
 
 
 def claims(outcome: Outcome) -> bool:
-    """Whether its pairs may be part of a claim, if only there are enough of them."""
+    """Return whether its pairs may be part of a claim, given enough of them."""
     preset = PRESETS.get(str(outcome.row.preset))
     return preset is not None and preset.pairs >= CLAIM_PAIRS and in_turn(outcome.pairs)
 
 
 def _merged(same: list[Outcome]) -> list[Outcome]:
-    """Of one point: the outcomes of what is alike, and, where there is none, of each group."""
+    """Merge the outcomes of one point that are alike; if none has a ratio, return each group's."""
     usable = [outcome for outcome in same if outcome.shown]
     if not usable:
         return same
@@ -60,7 +60,7 @@ def _what(outcome: Outcome) -> object:
 
 
 def _difference(one: Outcome, other: Outcome) -> str:
-    """What is not alike, of both sides: names of columns."""
+    """Return the names of the columns that differ, for both sides."""
     return ", ".join(changes([one.pairs[0], other.pairs[0]], ALIKE))
 
 
@@ -71,12 +71,12 @@ def _together(same: list[Outcome], apart: list[str]) -> Outcome:
         return Outcome([last.pairs], why=last.why, indicative=last.indicative, apart=apart)
     try:
         return claim(sessions, apart)
-    except ValueError as error:  # two sessions of two pairs each, say
+    except ValueError as error:  # such as two sessions of two pairs each
         return Outcome(sessions, why=str(error), apart=apart)
 
 
 def split(groups: Sequence[Session]) -> list[Session]:
-    """The pairs of ``groups`` as sessions: what follows within ``SESSION_SECONDS`` on a host is one."""
+    """Return the pairs of ``groups`` as sessions: groups within ``SESSION_SECONDS`` of each other on a host are one."""
     sessions: list[Session] = []
     for pairs in sorted(groups, key=_start):
         for session in sessions:
@@ -89,7 +89,7 @@ def split(groups: Sequence[Session]) -> list[Session]:
 
 
 def _follows(before: Session, after: Session) -> bool:
-    """Whether ``after`` is of the same session; what has no times that can be read is taken for it."""
+    """Return whether ``after`` is of the same session; this is assumed if the times cannot be read."""
     if before[0][0].host != after[0][0].host:
         return False
     end = max((row.ended or row.started or "" for pair in before for row in pair), default="")
@@ -101,5 +101,5 @@ def _follows(before: Session, after: Session) -> bool:
 
 
 def _start(pairs: Session) -> str:
-    """UTC, as rows have it: texts of one form sort by time."""
+    """Return when ``pairs`` started, in UTC as rows have it: texts of one form sort by time."""
     return min((row.started for pair in pairs for row in pair if row.started), default="")

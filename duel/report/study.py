@@ -1,4 +1,4 @@
-"""The records that a report is made of: a published set, or what results.csv has."""
+"""The records that a report is made from: a published set, or results.csv."""
 
 import functools
 import json
@@ -19,7 +19,7 @@ from duel.table import merge, read_rows
 
 @dataclass(frozen=True)
 class Study:
-    """Rows, and what their pairs come to: each outcome over sessions with its line of ratios.csv."""
+    """Rows, and the outcomes of their pairs over sessions, each with its line of ratios.csv."""
 
     name: str
     folder: Path  # where 'runs' is
@@ -36,12 +36,12 @@ class Study:
         return [line for _, line in self.found]
 
     def curve(self, row: Row) -> Curve:
-        """Step and loss of each timed block of ``row``; none where they were not kept."""
+        """Return step and loss of each timed block of ``row``; none if they were not kept."""
         return _curves(self.folder / "runs" / str(row.run_id)).get(row.row or 0, [])
 
 
 def published(results: Results, name: str) -> Study:
-    """Raises UserError where there is no such set."""
+    """Return the published set ``name``. Raises UserError if there is no such set."""
     folder = results.folder / "published" / name
     if not (folder / "results.csv").exists():
         there = sorted(path.parent.name for path in (results.folder / "published").glob("*/results.csv"))
@@ -50,12 +50,12 @@ def published(results: Results, name: str) -> Study:
 
 
 def stored(name: str, folder: Path) -> Study:
-    """Of the results.csv in ``folder``."""
+    """Return the study of the results.csv in ``folder``."""
     return _study(name, folder, read_rows(folder / "results.csv", strict=False))
 
 
 def measured(results: Results) -> Study:
-    """What is in results.csv, after the runs have been looked at. Raises UserError where there is nothing."""
+    """Return the study of results.csv, brought up to date with the runs. Raises UserError if it is empty."""
     rows = merge(results)
     if not rows:
         raise UserError("no records yet; 'python main.py --benchmark mnist --use_case 1 --paired' makes some")
@@ -69,7 +69,7 @@ def _study(name: str, folder: Path, rows: list[Row]) -> Study:
 
 @functools.lru_cache(maxsize=1024)
 def _curves(run: Path) -> dict[int, Curve]:
-    """Row to its curve: of a published run by samples.jsonl, of another by metrics.jsonl."""
+    """Return the curve of each row, from samples.jsonl of a published run or metrics.jsonl of any other."""
     found: dict[int, Curve] = {}
     if (run / "samples.jsonl").exists():
         for stored in map(json.loads, (run / "samples.jsonl").read_text().splitlines()):

@@ -1,4 +1,4 @@
-"""Rows side by side: one column for each side, or, of many points, one line for each point."""
+"""Rows side by side: one column for each side or, with many points, one line for each point."""
 
 import statistics
 from collections.abc import Sequence
@@ -70,11 +70,11 @@ SHOWN = (
 )
 # What tells apart the rows of one run that are not repeats of each other.
 POINT = ("product", "batch_size", "device_count")
-# What only rows of many devices show.
+# Shown only for rows of many devices.
 MANY = ("device_count", "nodes")
-# What is shown where it is not the same everywhere, and where any row has it.
+# Shown if the rows differ in it, and if any row has it.
 IF_APART, IF_ANY = ("host", "device_id"), ("rung", "left_out_blocks", "joules_per_item", "mean_watts")
-# What is made of the timed blocks.
+# Derived from the timed blocks.
 OF_BLOCKS = ("throughput", "step_seconds_p50", "step_seconds_std", "scaling_efficiency", "throughput_per_gb", "mfu")
 LATENCIES = [name for name in SHOWN if name.startswith("latency_seconds")]
 UNITS = {
@@ -98,7 +98,7 @@ NAMES = {
     "cold_start_seconds": "cold start (s)",
     "warm_start_seconds": "warm start (s)",
     "clock_mhz": "clock (MHz)",
-    "mfu": "share of a matrix product's rate",
+    "mfu": "share of measured matmul rate",
     "throughput_per_gb": "throughput per GB",
     "joules_per_item": "energy (J per item)",
     "mean_watts": "power (W)",
@@ -113,7 +113,7 @@ NAMES = {
     "latency_calls": "latency calls (n)",
     **{name: f"latency, {name.rpartition('_')[2]} (ms)" for name in LATENCIES},
 }
-# What of each point and side is shown where there are many, in few letters; the rest is in results.csv.
+# Shown for each point and side if there are many, under short names; the rest is in results.csv.
 SHORT = {
     "step_seconds_p50": "step (ms)",
     "latency_seconds_p50": "p50 (ms)",
@@ -128,7 +128,7 @@ FRAMEWORKS_FIRST = {name: place for place, name in enumerate(FRAMEWORKS)}
 
 
 def tables(rows: list[Row], found: list[Outcome]) -> list[Table | str]:
-    """What is to be shown of the ``rows`` of one group, of which ``found`` are the outcomes: medians over repeats."""
+    """Return the tables of the ``rows`` of one group and their outcomes ``found``, with medians over repeats."""
     repeats: dict[tuple[Any, str], dict[Any, Row]] = {}
     for row in sorted(rows, key=lambda row: (row.product or "", row.batch_size or 0)):
         repeats.setdefault((point(row), str(row.framework or row.run_id)), {})[row.repeat] = row  # the last counts
@@ -152,7 +152,7 @@ def tables(rows: list[Row], found: list[Outcome]) -> list[Table | str]:
 
 
 def _median(repeats: Sequence[Row]) -> Row:
-    """Of each figure the median over the ``repeats`` that have finished; else what the first of them has."""
+    """Return the first of the finished ``repeats`` with the median over them for each figure that all have."""
     done = [row for row in repeats if row.status == FINISHED] or list(repeats[:1])
     figures: dict[str, Any] = {}
     for name in SHOWN:
@@ -164,18 +164,18 @@ def _median(repeats: Sequence[Row]) -> Row:
 
 
 def point(row: Row) -> Any:
-    """What the rows of both sides have in common; what its job finds out, such as a batch size, a row may not have."""
+    """Return what the rows of both sides share; a row may lack what its job finds out, such as a batch size."""
     return tuple(getattr(row, name) for name in POINT) if row.point is None else row.point
 
 
 def varied_of(rows: Sequence[Row]) -> list[str]:
-    """Which of ``POINT`` are not the same in all ``rows``, as far as they are known."""
+    """Return which of ``POINT`` differ among ``rows``, ignoring unknown values."""
     return [name for name in POINT if len({getattr(row, name) for row in rows} - {None}) > 1]
 
 
 def _facts(points: Sequence[dict[str, Row]], names: Sequence[str], shown: Sequence[str]) -> Table:
-    """One column a side, one line for each quantity of ``shown`` that is the same at all ``points``, with its unit; an
-    empty value shows its reason."""
+    """Return a column per side and a line for each quantity of ``shown`` that is the same at all ``points``, with its
+    unit; an empty value shows its reason."""
     rows = [row for sides in points for row in sides.values()]
     hidden = [name for name in IF_APART if len({getattr(row, name) for row in rows}) == 1]
     hidden += [name for name in IF_ANY if not any(getattr(row, name) for row in rows)]
@@ -197,7 +197,7 @@ def _points(
     varied: Sequence[str],
     found: dict[Any, Outcome],
 ) -> Table:
-    """One line a point: the throughput of each side, and the verdict."""
+    """Return a line per point: the throughput of each side, and the verdict."""
     units = {str(row.throughput_unit) for sides in points.values() for row in sides.values() if row.throughput_unit}
     lines = []
     for key, sides in points.items():
@@ -225,7 +225,7 @@ def _throughput(row: Row | None) -> str:
 
 
 def _details(points: dict[Any, dict[str, Row]], names: Sequence[str], varied: Sequence[str]) -> Table:
-    """One line for each point and side, with what of it is known of any."""
+    """Return a line for each point and side, with the columns that any of them knows."""
     rows = [sides[name] for sides in points.values() for name in names if name in sides]
     columns = [name for name in SHORT if any(getattr(row, name) is not None for row in rows)]
     lines = []
@@ -249,7 +249,7 @@ def _name(name: str, rows: list[Row]) -> str:
 
 
 def _cell(name: str, row: Row) -> str:
-    """A quantity of a row as text, or why there is none."""
+    """Return a quantity of a row as text, or why there is none."""
     if name in MANY and not row.scaling:
         return ""
     if name in OF_BLOCKS and (few := too_few_blocks(row)):

@@ -1,4 +1,4 @@
-"""What a search for the fastest switches has tried, and what it came to."""
+"""What a search for the fastest switches tried, and what it found."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,9 +18,8 @@ def is_search(rows: Sequence[Row]) -> bool:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """What was chosen at each point of each side; and of every mode that was tried how fast it was, and how often that
-    was measured."""
-    last = {row.point: row for row in rows if row.status in TERMINAL}  # of a row on several rungs
+    """Return the choice at each point of each side, and the speed and number of measurements of every mode tried."""
+    last = {row.point: row for row in rows if row.status in TERMINAL}  # the last rung of each row
     sides: dict[tuple[int | None, str | None, str], list[Row]] = {}
     for framework in FRAMEWORKS:
         for row in last.values():
@@ -32,7 +31,7 @@ def table(rows: Sequence[Row]) -> Table:
         what, mode = _what(tried), tuned.chosen(trials)
         ran = any(trial.throughput for trial in trials)
         count = len({trial.mode for trial in trials})
-        title.append(f"{what}: {framework} {mode if ran else 'nothing runs'}, of {count} that were tried")
+        title.append(f"{what}: {framework} {mode if ran else 'nothing runs'}, of {count} tried")
         lines += [[what, framework, *line] for line in _modes(trials, mode)]
     causes = dict.fromkeys(f"{row.framework} {row.mode}: {row.cause}" for row in last.values() if row.cause)
     unit = next((row.throughput_unit for row in rows), "")
@@ -44,7 +43,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def _modes(trials: Sequence[Trial], chosen: str) -> list[list[str]]:
-    """A line for each mode, the fastest first."""
+    """Return a line for each mode, the fastest first."""
     rates: dict[str, list[float]] = {}
     for trial in trials:
         rates.setdefault(trial.mode, []).extend([trial.throughput] if trial.throughput else [])
@@ -59,6 +58,6 @@ def _modes(trials: Sequence[Trial], chosen: str) -> list[list[str]]:
 
 def _what(rows: Sequence[Row]) -> str:
     row = next((row for row in rows if row.batch_size), rows[0])
-    words = [f"{row.benchmark} ({row.size}, {row.precision})", USE_CASES[row.use_case or 0].name]
-    words += [row.product] if row.product else []
-    return ", ".join([*words, f"batch size {row.batch_size}"])
+    parts = [f"{row.benchmark} ({row.size}, {row.precision})", USE_CASES[row.use_case or 0].name]
+    parts += [row.product] if row.product else []
+    return ", ".join([*parts, f"batch size {row.batch_size}"])

@@ -1,6 +1,6 @@
-"""Why a ratio of ``default`` is another in ``tuned``: by what each switch between them changes it.
+"""Why a ratio differs between ``default`` and ``tuned``: how much each switch between them changes it.
 
-Switches interact, and so their order counts. Each is measured twice: turned on before all others, and off after them.
+Switches interact, so their order matters. Each is measured twice: turned on before all others, and off after them.
 """
 
 import math
@@ -27,7 +27,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Waterfall:
-    """One point measured in all modes of a waterfall, or ``why`` there is none of it."""
+    """One point measured in all modes of a waterfall, or ``why`` it has none."""
 
     outcome: Outcome  # in mode default
     ends: tuple[float, float] = (1.0, 1.0)  # JAX / PyTorch in default and in tuned
@@ -37,17 +37,17 @@ class Waterfall:
 
 
 def steps(found: Sequence[Outcome]) -> list[Step]:
-    """Of all points of ``found`` that were measured in the modes of a waterfall."""
+    """Return the steps of all points of ``found`` that were measured in the modes of a waterfall."""
     return [step for waterfall in _waterfalls(found) for step in waterfall.steps]
 
 
 def waterfalls(found: Sequence[Outcome]) -> list[str]:
-    """Lines for each of these points."""
+    """Return the lines to print for these points."""
     return [line for waterfall in _waterfalls(found) for line in _lines(waterfall)]
 
 
 def _waterfalls(found: Sequence[Outcome]) -> list[Waterfall]:
-    """Of a point that was measured in a mode again, the last counts."""
+    """Return the waterfalls of ``found``; if a point was measured in a mode again, the last counts."""
     points: dict[tuple[object, ...], dict[str, Outcome]] = {}
     for outcome in found:
         row = outcome.row
@@ -59,11 +59,11 @@ def _waterfalls(found: Sequence[Outcome]) -> list[Waterfall]:
 
 def _waterfall(by_mode: dict[str, Outcome]) -> Waterfall | None:
     row = next(iter(by_mode.values())).row
-    if row.device_kind is None:  # it failed before it knew
+    if row.device_kind is None:  # it failed before it knew its device
         return None
     turns = modes.waterfall(str(row.benchmark), row.use_case or 0, str(row.precision), row.device_kind)
     needed = modes.of_waterfall(turns)
-    if not turns or not set(needed) <= set(by_mode):  # or modes that were asked for singly
+    if not turns or not set(needed) <= set(by_mode):  # nothing to turn, or modes requested singly
         return None
     default = by_mode[modes.DEFAULT]
     for mode in needed:
@@ -100,7 +100,7 @@ def _factor(found: Estimate) -> str:
 
 
 def _share(factor: float, whole: Estimate) -> str:
-    """Of the logarithm, so that shares add up; nothing where the ``whole`` was not shown to be a change."""
+    """Return the share of the logarithm, so that shares add up; empty if ``whole`` is not shown to be a change."""
     if whole.low <= 1.0 <= whole.high:
         return ""
     return f" ({100 * math.log(factor) / math.log(whole.ratio):.0f} %)"
