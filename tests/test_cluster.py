@@ -118,8 +118,8 @@ def test_what_is_wrong_is_named_with_its_place(path: Path, text: str | bytes, sa
         ("directives: time=1", "6:5: targets.local.directives.0: 'time=1' is not an sbatch option"),
         ("directives: [12:30:00]", "6:18: targets.local.directives.0: '12:30:00' is not an sbatch option; write it as"),
         ("directives: ['#SBATCH -p gpu']", "6:18: targets.local.directives.0: '#SBATCH -p gpu' is not an sbatch"),
-        ("directives: [-]", "6:18: targets.local.directives.0: '-' is no option"),
-        ("directives: [--]", "6:18: targets.local.directives.0: '--' is no option"),
+        ("directives: [-]", "6:18: targets.local.directives.0: '-' is not an sbatch option"),
+        ("directives: [--]", "6:18: targets.local.directives.0: '--' is not an sbatch option"),
         ('directives: ["--a\\nb"]', "6:18: targets.local.directives.0: '--a\\nb' is not one line"),
         ('directives: ["--a\\u0085b"]', "6:18: targets.local.directives.0: '--a\\x85b' is not one line"),
         ('directives: ["--a\\u2028b"]', "6:18: targets.local.directives.0: '--a\\u2028b' is not one line"),
@@ -145,11 +145,19 @@ def test_what_is_wrong_is_named_with_its_place(path: Path, text: str | bytes, sa
         ("nodes: '2'", "6:5: targets.local.nodes: Input should be a valid integer, not '2'"),
         ("nodes: true", "6:5: targets.local.nodes: Input should be a valid integer, not True"),
         ("max_jobs: -1", "6:5: targets.local.max_jobs: -1 is not a positive number"),
-        ("devices_per_node: 4", "6:5: targets.local.devices_per_node: Input should be a valid list, not 4"),
+        ("devices_per_node: x", "6:5: targets.local.devices_per_node.0: Input should be a valid integer, not 'x'"),
         ("devices_per_node: []", "6:5: targets.local.devices_per_node: at least one number is needed"),
         ("devices_per_node: [4, 0]", "6:5: targets.local.devices_per_node: 0 is not a positive number"),
         ("internet: 'no'", "6:5: targets.local.internet: Input should be a valid boolean, not 'no'"),
-        ("without: [--mem]", "6:15: targets.local.without.0: Input should be '--job-name', '--output', '--no-requeue'"),
+        ("without: [mem]", "6:15: targets.local.without.0: 'mem' is not the long name of an sbatch option"),
+        ("per_device: {Cpus: 8}", "6:18: targets.local.per_device.Cpus: 'Cpus': use lower-case letters"),
+        ("per_device: {cpus: 0}", "6:18: targets.local.per_device.cpus: 0 is not a positive number"),
+        ("like: other", "6:5: targets.local.like: no such target 'other'; valid: none"),
+        ("like: local", "6:5: targets.local.like: no such target 'local'; valid: none"),
+        ("directives: [--gres={gpu}]", "6:25: expected ',' or ']', but got '{'; quote a value that has a ',' or a"),
+        ("directives: |\n      #PBS -l walltime=1", "directives: '#PBS -l walltime=1' is for another scheduler"),
+        ("directives: |\n      ##SBATCH --time=1", "'##SBATCH --time=1': Slurm only reads lines that begin with"),
+        ("directives: |\n      #SBATCH--time=1", "'#SBATCH--time=1': Slurm only reads lines that begin with"),
         ("pass_variables: [A=1]", "6:22: targets.local.pass_variables.0: 'A=1' is not the name of a variable"),
         ("pause: -1", "6:5: targets.local.pause: Input should be greater than or equal to 0, not -1"),
         ("pause: .nan", "6:5: targets.local.pause: Input should be less than or equal to 3600, not nan"),
@@ -171,7 +179,10 @@ def test_what_is_wrong_is_named_with_its_place(path: Path, text: str | bytes, sa
         ("variants: [{when: {devices: 1.5}}]", "devices: 1.5 is not a range"),
         ("variants: [{when: {devices: true}}]", "devices: True is not a range"),
         ("variants: [{when: {devices: [1, 2]}}]", "devices: [1, 2] is not a range"),
-        ("variants: [{when: {}, directives: [x]}]", "6:40: targets.local.variants.0.directives.0: 'x' is no option"),
+        (
+            "variants: [{when: {}, directives: [x]}]",
+            "6:40: targets.local.variants.0.directives.0: 'x' is not an sbatch option",
+        ),
         (
             "variants: [{when: {}, setup: {later: [x]}}]",
             "6:35: targets.local.variants.0.setup.later: unknown key; valid: submit, job, node, task",
@@ -213,7 +224,6 @@ def test_lines_may_be_pasted_as_they_stand_in_a_script(path: Path) -> None:
         + "      #SBATCH\t-A 'a: b' \n"
         + "\n"
         + "      # ask for the last one\n"
-        + "      ##SBATCH --reservation=x\n"
         + "      --time=10\n"
         + "    setup:\n"
         + "      job: |\n"

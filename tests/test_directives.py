@@ -24,6 +24,8 @@ from duel.launch import directives
         ("--comment='unbalanced -n 4", ["--comment", "--ntasks"]),
         ("-Z 3", ["-Z"]),
         ("--site-option=a", ["--site-option"]),
+        ("--part=gpu --acco x", ["--partition", "--account"]),  # as getopt takes them: only one begins so
+        ("--mem=0 --gpu=1", ["--mem", "--gpu"]),  # itself an option; the beginning of several
     ],
 )
 def test_the_options_of_a_line(line: str, names: list[str]) -> None:
@@ -42,6 +44,7 @@ def test_the_options_of_a_line(line: str, names: list[str]) -> None:
         (["--time='1-0'"], "1-0"),
         (["--time=10", "-p gpu -t 30", "--mem=0"], "30"),
         (["--time-min=5"], None),
+        (["--tim=5"], None),
         (["--time"], ""),
         (["--time=1 # --time=2"], "1"),
     ],
@@ -81,6 +84,20 @@ def test_after_a_change_sbatch_takes_what_it_says(lines: list[str], changes: lis
         assert directives.value(directives.replace(lines, changes), name) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("--signal=B:USR2@60", "USR2"),
+        ("--signal=USR1@9", "USR1"),
+        ("--signal B:SIGUSR1@300", "USR1"),
+        ("--signal=RB:10", "10"),
+        ("--mem=0", "USR2"),
+    ],
+)
+def test_the_signal_of_the_warning(line: str, name: str) -> None:
+    assert directives.warning_signal(["-p a", line]) == name
+
+
 def test_what_the_site_decides_or_forbids_is_not_added() -> None:
     own = ["--job-name=a", "--no-requeue", "--signal=B:USR2@60"]
     assert directives.without(own, [], []) == own
@@ -94,9 +111,12 @@ def test_what_the_site_decides_or_forbids_is_not_added() -> None:
     [
         (
             "--partiton=gpu",
-            "--partiton is not an sbatch option that Duel knows (near: --partition); it is passed on",
+            "--partiton is not an sbatch option that Duel knows (did you mean --partition?); it is passed on",
         ),
         ("--zzz", "--zzz is not an sbatch option that Duel knows; it is passed on unchanged"),
+        ("--image=/a.sif", "--image is not an sbatch option that Duel knows; it is passed on unchanged"),
+        ("--comment=run#5", "--comment=run#5: Slurm ignores everything from '#' on: quote the value"),
+        ("--output=$HOME/%j", "--output=$HOME/%j: Slurm does not expand $HOME in a directive"),
         ("-Z 3", "-Z is not an sbatch option that Duel knows"),
         ("--gpus-per-task=1", "--gpus-per-task: each process sees fewer devices"),
         ("--gpu-bind=closest", "--gpu-bind: each process sees fewer devices"),
@@ -114,6 +134,7 @@ def test_what_looks_wrong_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_what_every_sbatch_knows_is_not_remarked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert directives.warnings(["-p gpu -A a", "--gres=gpu:1", "--time=1", "--export=ALL", "--exclusive --mem=0"]) == []
+    assert directives.warnings(["--gpu-bind=none", "--part=gpu", "--time=1  # short", "--comment='run#5'"]) == []
 
 
 def test_this_site_s_own_sbatch_is_asked_for_options_that_duel_does_not_know(
@@ -125,7 +146,7 @@ def test_this_site_s_own_sbatch_is_asked_for_options_that_duel_does_not_know(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert directives.warnings(["--container-image=a"]) == []
     (remark,) = directives.warnings(["--container-imag=a"])
-    assert "(near: --container-image)" in remark
+    assert "(did you mean --container-image?)" in remark
 
 
 @pytest.mark.parametrize(

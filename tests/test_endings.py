@@ -74,7 +74,7 @@ def test_whoever_merges_looks_again_where_another_run_ended_meanwhile(
     assert not (results.folder / ".results.again").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_run_that_is_told_to_end_after_its_last_row_is_finished(
     number: signal.Signals, results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

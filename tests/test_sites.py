@@ -203,7 +203,7 @@ def test_what_the_sites_have_that_duel_does_not_know_is_remarked_and_kept(
         said[path.stem] = [words for lines in groups for words in directives.warnings(lines)]
     assert {name: len(words) for name, words in said.items() if words} == {"fir": 1, "ginkgo": 3, "hazel": 2, "ivy": 2}
     assert said["fir"][0].startswith(
-        "--tasks-per-node is not an sbatch option that Duel knows (near: --ntasks-per-node)"
+        "--tasks-per-node is not an sbatch option that Duel knows (did you mean --ntasks-per-node?)"
     )
     assert said["hazel"][0].startswith("--clusters: Duel asks only this cluster")
     assert said["hazel"][1].startswith("--requeue: a requeued measurement begins again")
@@ -290,6 +290,21 @@ exit 3
         process.communicate(timeout=60)
     assert "told" in site.called()
     assert process.returncode == (7 if ends else 3)
+
+
+def test_a_site_s_own_warning_is_passed_on_as_the_one_that_the_interpreter_knows(site: Site) -> None:
+    site.python("""trap 'echo told >>"$LOG"; exit 7' USR2
+echo ready >>"$LOG"
+for ((turn = 0; turn < 600; turn++)); do sleep 0.05; done
+""")
+    with site.start(make_target(directives=["--signal=B:SIGUSR1@300"]), make_job()) as process:
+        deadline = time.monotonic() + 30
+        while "ready" not in site.called() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGUSR1)
+        process.communicate(timeout=60)
+    assert "told" in site.called()
+    assert process.returncode == 7
 
 
 def test_the_interpreter_gets_slurm_s_name_of_the_run_only_where_it_is_one(site: Site) -> None:

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 # From sbatch's manual page, Slurm 22.05 to 25.05: letters with their long names.
 _LETTERS = {
@@ -80,13 +80,16 @@ def names(line: str) -> list[str]:
     found = []
     for argument in arguments:
         if argument.startswith("--"):
-            name = argument.partition("=")[0]
+            found.append(_whole(argument.partition("=")[0]))
         elif argument.startswith("-") and len(argument) > 1:
-            name = _LETTERS.get(argument[:2], argument[:2])
-        else:
-            continue
-        found.append(name)
+            found.append(_LETTERS.get(argument[:2], argument[:2]))
     return found
+
+
+def _whole(name: str) -> str:
+    """Return the long name that ``name`` abbreviates for sbatch: the only one that begins with it."""
+    begun = [long for long in _LONG if long.startswith(name)]
+    return begun[0] if len(begun) == 1 else name
 
 
 def value(lines: Iterable[str], name: str) -> str | None:
@@ -100,13 +103,20 @@ def value(lines: Iterable[str], name: str) -> str | None:
             continue
         for position, argument in enumerate(arguments):
             after = arguments[position + 1] if position + 1 < len(arguments) else ""
-            if argument == name or argument in letters:
+            long, equals, given = argument.partition("=")
+            if argument in letters or (not equals and _whole(argument) == name):
                 found = after
-            elif argument.startswith(f"{name}="):
-                found = argument.partition("=")[2]
+            elif equals and _whole(long) == name:
+                found = given
             elif argument[:2] in letters and not argument.startswith("--"):
                 found = argument[2:].removeprefix("=")
     return found
+
+
+def warning_signal(lines: Iterable[str]) -> str:
+    """Return the signal that ``--signal`` in ``lines`` asks Slurm to send before the time limit, as bash names it."""
+    form = re.fullmatch(r"(?:[RB]*:)?(?:SIG)?([A-Z0-9]+)(?:@\d+)?", (value(lines, "--signal") or "").upper())
+    return form[1] if form else "USR2"
 
 
 def replace(lines: list[str], changes: Iterable[str]) -> list[str]:
@@ -139,12 +149,13 @@ def warnings(lines: list[str]) -> list[str]:
             continue
         known = _known_here() if known is None else known
         if name not in known:
-            near = difflib.get_close_matches(name, _LONG | known, n=1)
-            hint = f" (near: {near[0]})" if near else ""
+            near = difflib.get_close_matches(name[2:], [long[2:] for long in _LONG | known], n=1, cutoff=0.75)
+            hint = f" (did you mean --{near[0]}?)" if near else ""
             notes.append(f"{name} is not an sbatch option that Duel knows{hint}; it is passed on unchanged")
     for name in ("--gpus-per-task", "--gpu-bind"):
-        if name in given:
+        if name in given and value(lines, name) != "none":
             notes.append(f"{name}: each process sees fewer devices, which breaks jax.distributed; passed on anyway")
+    notes += [note for line in lines for note in _altered(line)]
     if "--clusters" in given:
         notes.append("--clusters: Duel asks only this cluster about its jobs; those on other clusters show as lost")
     kinds = {bool(re.search(r"[A-Za-z]", re.sub(r"^gpu:|\{\w+\}", "", text))) for text in _gpus(lines)}
@@ -157,6 +168,18 @@ def warnings(lines: list[str]) -> list[str]:
     if "--export" in given and (value(lines, "--export") or "").upper().startswith("NONE"):
         notes.append("--export=NONE: srun then starts without the script's variables; '--export=ALL' for srun fixes it")
     return notes
+
+
+def _altered(line: str) -> Iterator[str]:
+    """Yield what Slurm does not take from a directive as a shell would."""
+    try:
+        cut, whole = shlex.split(line, comments=True), shlex.split(line)
+    except ValueError:  # sbatch reports the unbalanced quote
+        return
+    if cut and whole[: len(cut)] != cut:
+        yield f"{line}: Slurm ignores everything from '#' on: quote the value"
+    for variable in re.findall(r"\$\{?[A-Za-z_]\w*\}?", " ".join(cut)):
+        yield f"{line}: Slurm does not expand {variable} in a directive; its own patterns are %u, %x and %j"
 
 
 def _gpus(lines: list[str]) -> list[str]:

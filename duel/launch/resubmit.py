@@ -72,7 +72,11 @@ def _possible(decision: Decision, cluster: Cluster) -> Decision:
             f"its target {decision.job.target!r} is no longer in cluster.yaml, which has {', '.join(cluster.targets)}"
         )
     else:
-        return decision
+        forbidden = cluster.targets[decision.job.target].without
+        lost = [c for c in decision.job.changes if set(directives.names(c)) & set(forbidden)]
+        if not lost or decision.approved:  # without a node to avoid, another attempt is still worth it
+            return decision
+        gone = f"its target forbids {', '.join(name for c in lost for name in directives.names(c))}"
     return dataclasses.replace(decision, job=None, words=f"{decision.words}; not started: {gone}")
 
 

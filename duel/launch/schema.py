@@ -12,6 +12,9 @@ from duel.job import Job
 from duel.launch import directives
 
 PLACEHOLDERS = ("nodes", "devices_per_node", "devices", "tasks_per_node", "tasks", "framework", "benchmark", "name")
+PER = ("device", "node")  # {cpus_per_device} and {cpus_per_node} are made of a target's per_device: {cpus: N}
+_OTHER_SCHEDULERS = re.compile(r"#(PBS|BSUB|COBALT|OAR|\$)\s+-")
+_NOT_READ = re.compile(r"#[#\s]*SBATCH[\s=:]*(-|$)", re.IGNORECASE)
 
 
 def _one_line(text: str) -> str:
@@ -23,10 +26,15 @@ def _one_line(text: str) -> str:
 def _directive(text: str) -> str:
     if not re.match("--?[A-Za-z]", _one_line(text)):
         raise ValueError(f"{text!r} is not an sbatch option; write it as on the command line, such as --partition=gpu")
-    for name in re.findall(r"(?<!\$)\{(\w+)\}", text):
-        if name not in PLACEHOLDERS:
+    for name in placeholders(text):
+        if name not in PLACEHOLDERS and name.rpartition("_per_")[2] not in PER:
             raise ValueError(f"unknown placeholder {{{name}}}; valid: {', '.join(f'{{{p}}}' for p in PLACEHOLDERS)}")
     return text
+
+
+def placeholders(text: str) -> list[str]:
+    """Return the names in braces in ``text``, without the shell's own ``${NAME}``."""
+    return re.findall(r"(?<!\$)\{(\w+)\}", text)
 
 
 def _shell_line(text: str) -> str:
@@ -41,15 +49,34 @@ def _pasted(given: Any) -> Any:
 
 def _pasted_directives(given: Any) -> Any:
     """Accept the same from a script, with '#SBATCH' before each line and comments in between."""
-    lines = _pasted(given)
-    if isinstance(given, str):
-        lines = [re.sub(r"^\s*#SBATCH\s+", "", line).strip() for line in lines]
-        lines = [line for line in lines if not line.startswith("#")]
+    if not isinstance(given, str):
+        return given
+    lines = []
+    for line in map(str.strip, _pasted(given)):
+        if _OTHER_SCHEDULERS.match(line):
+            raise ValueError(f"{line!r} is for another scheduler: write what sbatch takes, or delete it")
+        if re.match(r"#SBATCH\s+-", line):
+            lines.append(line.removeprefix("#SBATCH").strip())
+        elif _NOT_READ.match(line):
+            raise ValueError(f"{line!r}: Slurm only reads lines that begin with '#SBATCH -': correct or delete it")
+        elif not line.startswith("#"):
+            lines.append(line)
     return lines
 
 
+def _listed(given: Any) -> Any:
+    """Accept a single value in place of a list of one."""
+    return [given] if isinstance(given, str | int) and not isinstance(given, bool) else given
+
+
+def _option(text: str) -> str:
+    if not re.fullmatch("--[a-z][a-z0-9-]*", text):
+        raise ValueError(f"{text!r} is not the long name of an sbatch option, such as --signal")
+    return text
+
+
 def _words(text: str) -> str:
-    _one_line(text)
+    text = _one_line(text.rstrip("\n"))  # a folded text of YAML ends in a line break
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -93,6 +120,12 @@ def _counts(counts: list[int]) -> list[int]:
     if not counts:
         raise ValueError("at least one number is needed")
     return sorted(_positive(count) for count in counts)
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch("[a-z][a-z0-9_]*", text):
+        raise ValueError(f"{text!r}: use lower-case letters, digits and '_', such as cpus")
+    return text
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
@@ -158,6 +191,8 @@ class Variant(_Strict):
     directives: Directives = []
     launcher: Words | None = None
     setup: Setup = Setup()
+    setup_instead: Setup = Setup()  # its scopes replace the target's
+    refuse: Line | None = None  # why the site takes no such job
 
 
 # Keys without effect on this machine; if accepted, they would look as if they did something.
@@ -171,14 +206,15 @@ class Target(_Strict):
     python: Pythons
     device: Literal["cpu", "gpu", "tpu", "mps"] | None = None
     nodes: Positive = 1
-    devices_per_node: Annotated[list[int], AfterValidator(_counts)] = [1]
+    devices_per_node: Annotated[list[int], AfterValidator(_counts), BeforeValidator(_listed)] = [1]
+    per_device: dict[Annotated[str, AfterValidator(_name)], Positive] = {}
     max_jobs: Positive | None = None
     internet: bool = True
     directives: Directives = []
-    without: list[Literal["--job-name", "--output", "--no-requeue", "--signal"]] = []
+    without: Annotated[list[Annotated[str, AfterValidator(_option)]], BeforeValidator(_listed)] = []
     shebang: Annotated[str, AfterValidator(_shebang)] = "#!/usr/bin/env bash"
     submit: Words = "sbatch"
-    pass_variables: list[Variable] = []
+    pass_variables: Annotated[list[Variable], BeforeValidator(_listed)] = []
     pause: Annotated[float, Field(ge=0, le=3600)] = 0.2
     launcher: Words | None = "srun"
     node_launcher: Words = "srun --ntasks-per-node=1 --ntasks={nodes}"
@@ -200,6 +236,10 @@ class Target(_Strict):
         unused = [name for name in SLURM_ONLY if name in self.model_fields_set]
         if self.scheduler == "local" and unused:
             raise ValueError(f"only a slurm target takes {', '.join(unused)}; this one has 'scheduler: local'")
+        for line in (*self.directives, *(line for variant in self.variants for line in variant.directives)):
+            for name in placeholders(line):
+                if name not in PLACEHOLDERS and name.rpartition("_per_")[0] not in self.per_device:
+                    raise ValueError(f"{line!r} needs 'per_device: {{{name.rpartition('_per_')[0]}: NUMBER}}'")
         return self
 
     def allocation(self, job: Job) -> dict[str, int | str]:
@@ -227,17 +267,30 @@ class Target(_Strict):
             "framework": job.framework,
             "benchmark": job.benchmark,
             "name": job.stem,
+        } | {
+            f"{name}_per_{per}": amount * (enough[0] if per == "node" else 1)
+            for name, amount in self.per_device.items()
+            for per in PER
         }
 
     def for_job(self, job: Job) -> "Target":
         """Return this target for one job: variants applied, placeholders filled. Raises UserError."""
         values = self.allocation(job)
         lines, launcher, setup = self.directives, self.launcher, self.setup
-        for variant in self.variants:
-            if variant.when.holds(values):
-                lines = directives.replace(lines, variant.directives)
-                launcher = variant.launcher or launcher
-                setup += variant.setup
+        for number, variant in enumerate(self.variants):
+            if not variant.when.holds(values):
+                continue
+            if variant.refuse:
+                raise UserError(
+                    f"target {job.target!r} takes no job of {job.nodes} x {job.devices_per_node} devices "
+                    f"({job.framework}): {variant.refuse} (cluster.yaml: targets.{job.target}.variants.{number}.refuse)"
+                )
+            lines = directives.replace(lines, variant.directives)
+            if "launcher" in variant.model_fields_set:  # null is a choice, too
+                launcher = variant.launcher
+            instead = variant.setup_instead
+            setup = setup.model_copy(update={name: getattr(instead, name) for name in instead.model_fields_set})
+            setup += variant.setup
         return self.model_copy(
             update={
                 "directives": [fill(line, values) for line in lines],
@@ -263,8 +316,8 @@ def fill(line: str, values: dict[str, int | str]) -> str:
 class Cluster(_Strict):
     default: Line
     targets: dict[str, Target]
-    # Returns line and column, from 1, of a place in the file. Set by ``duel.launch.cluster``: there is no file here.
-    _position: Callable[[tuple[int | str, ...]], tuple[int, int]] = PrivateAttr()
+    # Returns the line, from 1, of a target's directive, of which so many come before. Set by ``duel.launch.cluster``.
+    _line: Callable[[str, str, int], int] = PrivateAttr()
 
     def target(self, name: str | None) -> tuple[str, Target]:
         """Return the target called ``name``, or the default, with its name. Raises UserError with the valid names."""
@@ -277,13 +330,11 @@ class Cluster(_Strict):
         """Return ``cluster.yaml:LINE`` of the directive that became ``line`` in the script of ``job``, if any."""
         target = self.targets[job.target]
         values = target.allocation(job)
-        # The last one first: a variant's line replaces the target's own.
-        places: list[tuple[tuple[int | str, ...], list[str]]] = [(("directives",), target.directives)]
-        for number, variant in enumerate(target.variants):
-            if variant.when.holds(values):
-                places.append((("variants", number, "directives"), variant.directives))
-        for path, lines in reversed(places):
-            for number, raw in enumerate(lines):
-                if fill(raw, values) == line:
-                    return f"cluster.yaml:{self._position(('targets', job.target, *path, number))[0]}"
-        return ""
+        lines = [(True, raw) for raw in target.directives]
+        lines += [(v.when.holds(values), raw) for v in target.variants for raw in v.directives]
+        found = [place for place, (holds, raw) in enumerate(lines) if holds and fill(raw, values) == line]
+        if not found:
+            return ""
+        raw = lines[found[-1]][1]  # a variant's line replaces the target's own
+        same = [text for _, text in lines[: found[-1]]].count(raw)
+        return f"cluster.yaml:{self._line(job.target, raw, same)}"

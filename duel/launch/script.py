@@ -68,6 +68,7 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
     if job.use_case in MANY and target.scheduler == "local":
         options.append("--spawn")
     slurm = target.scheduler == "slurm"
+    lines = directives_of(job, target, root) if slurm else []
     template = "slurm.sh.j2" if slurm else "job.sh.j2"
     text = ENVIRONMENT.get_template(template).render(
         shebang=target.shebang,
@@ -83,7 +84,8 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
         stem=job.stem,
         by_hand=target.submit if slurm else "bash",
         root=str(root),
-        directives=directives_of(job, target, root) if slurm else [],
+        directives=lines,
+        warning=directives.warning_signal(lines),
         launcher=f"{target.launcher} " if target.launcher else "",
         node_launcher=target.node_launcher,
         setup=target.setup,
@@ -136,8 +138,14 @@ def directives_of(job: Job, target: Target, root: Path) -> list[str]:
         raise UserError(
             f"{root}: a path with a space, quote, backslash, ';', '#' or '%' cannot appear in an #SBATCH line"
         )
-    begin = (f"--begin=now+{job.delay}",) if job.delay else ()  # seconds
-    return directives.replace([*own, *target.directives], (*begin, *job.changes))
+    if job.delay and "--begin" in target.without:
+        raise UserError(
+            f"target {job.target!r} forbids --begin (cluster.yaml: targets.{job.target}.without), which starts later "
+            "sessions: repeat the command at another time instead of --sessions"
+        )
+    begin = [f"--begin=now+{job.delay}"] if job.delay else []  # seconds
+    changes = directives.without([*begin, *job.changes], [], target.without)
+    return directives.replace([*own, *target.directives], changes)
 
 
 def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list[Path]:

@@ -40,8 +40,9 @@ from duel.table import evidence, merge
 RETRIES = 4  # further tries at a row that others disturb
 TRIAL_RETRIES = 1  # and at a trial of a search, which is one of many
 USER_ERROR = 2
-# Slurm's preemption and scancel, Ctrl-C, and the warning that our scripts request before a time limit.
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+# The warning before a time limit: as our scripts pass it on, and as a site's own --signal may send it to the steps.
+WARNINGS = (signal.SIGUSR2, signal.SIGUSR1)
+STOPS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)  # with Slurm's preemption and scancel, and Ctrl-C
 
 
 def main(framework: str, arguments: list[str] | None = None) -> int:
@@ -265,7 +266,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     except _Stopped as stopped:
         state, cause, why = CANCELLED, f"ended by {stopped}", "told to end"
         code = 128 + signal.Signals[str(stopped)].value
-        if str(stopped) == signal.SIGUSR2.name:
+        if str(stopped) in [number.name for number in WARNINGS]:
             state, why = FAILED, "warned"
             cause += ": Slurm warned that the time limit, or a preemption, was near"
     except Exception as error:  # not hidden, but its text belongs in the record too
