@@ -207,9 +207,12 @@ def workspace(args: argparse.Namespace, results: "Results") -> int:
 
 
 def init(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import init
+    from duel.launch import init, working_script
 
-    return init.init(ROOT / "cluster.yaml", say)
+    if args.script is None:
+        return init.init(ROOT / "cluster.yaml", say)
+    working_script.target(args.script, say)
+    return 0
 
 
 def doctor(args: argparse.Namespace, results: "Results") -> int:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duel import ROOT
@@ -153,6 +154,10 @@ def _validate_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="entry of cluster.yaml")
 
 
+def _init_options(parser: Parser) -> None:
+    parser.add_argument("--from", dest="script", type=Path, metavar="FILE", help="print the target of a job script")
+
+
 def _doctor_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="check it with a short job")
 
@@ -231,7 +236,7 @@ COMMANDS = (
     Command("reproduce", "measure a published set again", commands.reproduce, records.reproduce),
     Command("bundle", "pack a published set for an archive with a DOI", commands.bundle, records.bundle),
     Command("workspace", "create a Weights & Biases workspace", commands.workspace, records.workspace),
-    Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init),
+    Command("init", "write a first cluster.yaml from what Slurm reports here", commands.init, _init_options),
     Command("doctor", "check the set-up and suggest fixes", commands.doctor, _doctor_options),
     Command("completion", "print a script for shell completion", completion, _completion_options),
 )

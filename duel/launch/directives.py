@@ -4,6 +4,7 @@ The lines are the site's and are passed on unchanged; here they are only read.
 """
 
 import difflib
+import itertools
 import re
 import shlex
 import shutil
@@ -71,19 +72,29 @@ def of_script(text: str) -> list[str]:
     return lines
 
 
-def names(line: str) -> list[str]:
-    """Return the long names of the options in a line: ``["--partition", "--account"]`` for ``-p gpu --account=x``."""
+def options(line: str) -> list[tuple[str, str]]:
+    """Return the options in a line by their long names, with their values: for ``-p gpu --exclusive``
+    ``[("--partition", "gpu"), ("--exclusive", "")]``.
+    """
     try:
         arguments = shlex.split(line, comments=True)
     except ValueError:  # an unbalanced quote: sbatch reports it itself
         arguments = line.split()
-    found = []
-    for argument in arguments:
+    found: list[tuple[str, str]] = []
+    for argument, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        separate = "" if after.startswith("-") else after
         if argument.startswith("--"):
-            found.append(_whole(argument.partition("=")[0]))
+            name, equals, value = argument.partition("=")
+            found.append((_whole(name), value if equals else separate))
         elif argument.startswith("-") and len(argument) > 1:
-            found.append(_LETTERS.get(argument[:2], argument[:2]))
+            name, value = _LETTERS.get(argument[:2], argument[:2]), argument[2:].removeprefix("=")
+            found.append((name, value or separate))
     return found
+
+
+def names(line: str) -> list[str]:
+    """Return the long names of the options in a line."""
+    return [name for name, _ in options(line)]
 
 
 def _whole(name: str) -> str:
@@ -94,23 +105,8 @@ def _whole(name: str) -> str:
 
 def value(lines: Iterable[str], name: str) -> str | None:
     """Return the value that the last of ``lines`` gives the option with the long name ``name``; None if none does."""
-    letters = [letter for letter, long in _LETTERS.items() if long == name]
-    found = None
-    for line in lines:
-        try:
-            arguments = shlex.split(line, comments=True)
-        except ValueError:
-            continue
-        for position, argument in enumerate(arguments):
-            after = arguments[position + 1] if position + 1 < len(arguments) else ""
-            long, equals, given = argument.partition("=")
-            if argument in letters or (not equals and _whole(argument) == name):
-                found = after
-            elif equals and _whole(long) == name:
-                found = given
-            elif argument[:2] in letters and not argument.startswith("--"):
-                found = argument[2:].removeprefix("=")
-    return found
+    given = [value for line in lines for long, value in options(line) if long == name]
+    return given[-1] if given else None
 
 
 def warning_signal(lines: Iterable[str]) -> str:

@@ -1,0 +1,92 @@
+"""Turn a job script that works on a site into a target: 'python main.py init --from job.sh'."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from duel import files
+from duel.errors import UserError
+from duel.files import Damaged
+from duel.launch import directives
+
+MAX_BYTES = 1_000_000
+# What belongs to the one job that the script was for.
+OF_THE_JOB = (
+    *("--job-name", "--output", "--error", "--input", "--array", "--dependency", "--begin", "--deadline", "--comment"),
+    *("--mail-type", "--mail-user", "--chdir", "--open-mode", "--nodelist", "--exclude", "--wrap", "--wait"),
+)
+COUNTS = {"--nodes": "{nodes}", "--ntasks": "{tasks}", "--ntasks-per-node": "{tasks_per_node}"}
+DEVICES = {"--gpus-per-node": "{devices_per_node}", "--gres": "{devices_per_node}", "--gpus": "{devices}"}
+LAUNCHERS = ("srun", "mpirun", "mpiexec", "ibrun", "jsrun")
+# The command that the job is for: it is found by its interpreter, and what comes before that starts it.
+PROGRAM = re.compile(r"(^|.*\s)(exec\s+)?(\S*/)?(python[0-9.]*|torchrun|accelerate)(\s|$)")
+
+
+def target(path: Path, say: Callable[[str], None]) -> None:
+    """Print the target that does as the script in ``path``, to be pasted into cluster.yaml. Raises UserError."""
+    try:
+        text = files.read(path, MAX_BYTES).decode()
+    except FileNotFoundError:
+        raise UserError(f"--from {path}: no such file") from None
+    except (Damaged, UnicodeDecodeError) as error:
+        raise UserError(f"--from {path}: {error}") from error
+    given = directives.of_script(text)
+    if not given:
+        raise UserError(f"--from {path}: no '#SBATCH' line before its first command: a script for Slurm is needed")
+    lines, counts = _directives(given)
+    setup, launcher, notes = _body(text)
+    print("\n".join(_yaml(path.stem, lines, counts, setup, launcher)))
+    if (count := counts["devices_per_node"]) > 1:
+        notes.append(
+            f"devices_per_node: {count} is known to work; write [1, {count}] if your site gives parts of nodes"
+        )
+    for note in notes:
+        say(note)
+    say("paste this below 'targets:' in cluster.yaml, then: python main.py doctor --target NAME")
+
+
+def _directives(given: list[str]) -> tuple[list[str], dict[str, int]]:
+    """Return the lines of the target, with placeholders for counts, and the counts of nodes and devices."""
+    lines, counts = [], {"nodes": 1, "devices_per_node": 1}
+    for name, value in (option for line in given for option in directives.options(line)):
+        if name in OF_THE_JOB:
+            continue
+        if name == "--nodes" and value.isdecimal():
+            counts["nodes"] = int(value)
+        kind, colon, number = value.rpartition(":")
+        of_gpus = name in DEVICES and number.isdecimal() and (name != "--gres" or value.startswith("gpu"))
+        if of_gpus:
+            counts["devices_per_node"] = int(number)
+            value = f"{kind}{colon}{DEVICES[name]}"
+        lines.append(f"{name}={COUNTS.get(name, value)}" if value else name)
+    if "--gpus" in [name for line in given for name in directives.names(line)]:  # over all nodes
+        counts["devices_per_node"] = max(1, counts["devices_per_node"] // counts["nodes"])
+    return lines, counts
+
+
+def _body(text: str) -> tuple[list[str], str | None, list[str]]:
+    """Return the set-up lines of a script, its launcher, and notes on what needs a look."""
+    body = [line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    place = next((place for place, line in enumerate(body) if PROGRAM.match(line)), len(body))
+    setup = [line for line in body[:place] if not line.startswith(("set ", "cd "))]
+    notes = ["the work of the script was not found: no line calls python"] if place == len(body) else []
+    if after := body[place + 1 :]:
+        notes.append(f"left out: {len(after)} lines from {after[0]!r} on, after the program")
+    words = body[place].split() if place < len(body) else []
+    start = next((number for number, word in enumerate(words) if PROGRAM.match(word)), 0)
+    launcher = " ".join(words[:start]).removeprefix("exec").strip()
+    if launcher and words[0] not in LAUNCHERS:
+        notes.append(f"launcher {launcher!r}: check that it starts what follows it")
+    return setup, launcher or None, notes
+
+
+def _yaml(name: str, lines: list[str], counts: dict[str, int], setup: list[str], launcher: str | None) -> list[str]:
+    """Return the target as lines of cluster.yaml. JSON's strings are YAML's, too."""
+    name = re.sub("[^A-Za-z0-9._-]", "_", name).lstrip("-.") or "site"
+    text = [f"  {name}:", "    scheduler: slurm"]
+    text.append("    python: {jax: .venv/jax/bin/python, pytorch: .venv/pytorch/bin/python}")
+    text += [f"    {key}: {count}" for key, count in counts.items() if count > 1]
+    text += ["    directives:", *(f"      - {json.dumps(line)}" for line in lines)]
+    text.append(f"    launcher: {json.dumps(launcher)}")
+    return [*text, "    setup:", "      job:", *(f"        - {json.dumps(line)}" for line in setup)] if setup else text
