@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import cluster, directives, schema, script
+from duel.launch import cluster, directives, document, schema, script
 from duel.launch.schema import PLACEHOLDERS, Target
 
 GOOD = """\
@@ -96,7 +96,7 @@ def test_the_shipped_file_explains_every_key_and_placeholder() -> None:
         (GOOD.replace("jax: a/python, ", ""), "cluster.yaml:5:5: targets.local.python.jax: this key is missing"),
         (GOOD.replace("a/python", '"a\\nb"'), "cluster.yaml:5:14: targets.local.python.jax: 'a\\nb' is not one line"),
         (b"\xff\xfe", "cluster.yaml: not UTF-8 text, at byte 0"),
-        ("a: " + "x" * cluster.MAX_BYTES, "bytes; at most 1000000 are allowed"),
+        ("a: " + "x" * document.MAX_BYTES, "bytes; at most 1000000 are allowed"),
         ("[" * 700, "cluster.yaml: nested too deeply"),
         ("default: " + "{a: " * 400 + "}" * 400, "cluster.yaml: nested too deeply"),
         ("default: " + "9" * 5000, "cluster.yaml: Exceeds the limit"),
@@ -240,7 +240,7 @@ def test_lines_may_be_pasted_as_they_stand_in_a_script(path: Path) -> None:
     assert made.directives == ["--partition=gpu   # the large one", "-A 'a: b'", "--time=10", "--qos=x"]
     assert made.setup.job == ['export A="x: y"  # both', "if true; then", "\tmodule load jax_mnist_1", "fi"]
     assert made.setup.task == ["ulimit -c 0"]
-    assert loaded.where(job(target="local"), "--time=10") == "cluster.yaml:6", "where they begin"
+    assert loaded.where(job(target="local"), "--time=10") == "cluster.yaml:11"
 
 
 def test_targets_may_share_what_they_have_in_common(path: Path) -> None:

@@ -258,7 +258,7 @@ class Target(_Strict):
                 f"target {job.target!r} has at most {_counted(self.nodes, 'node')}, but "
                 f"{job.nodes} were asked for (cluster.yaml: targets.{job.target}.nodes)"
             )
-        return {
+        values: dict[str, int | str] = {
             "nodes": job.nodes,
             "devices_per_node": enough[0],
             "devices": job.nodes * enough[0],
@@ -267,11 +267,10 @@ class Target(_Strict):
             "framework": job.framework,
             "benchmark": job.benchmark,
             "name": job.stem,
-        } | {
-            f"{name}_per_{per}": amount * (enough[0] if per == "node" else 1)
-            for name, amount in self.per_device.items()
-            for per in PER
         }
+        for name, amount in self.per_device.items():
+            values |= {f"{name}_per_device": amount, f"{name}_per_node": amount * enough[0]}
+        return values
 
     def for_job(self, job: Job) -> "Target":
         """Return this target for one job: variants applied, placeholders filled. Raises UserError."""
