@@ -1,5 +1,6 @@
 """What one script runs: its names, run.py's options and planned rows. The driver renders it, the job executes it."""
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Container
@@ -144,6 +145,28 @@ class Job:
             options += ["--nodes", str(self.nodes), "--devices", str(self.devices_per_node), "--scaling", self.scaling]
         return [*options, f"--weights={self.weights}"] if self.weights else options
 
+    @property
+    def identity(self) -> "Job":
+        """What it measures: the job as at its first attempt, without what that one or its time needed."""
+        return dataclasses.replace(self, attempt=1, changes=(), delay=0)
+
+    @property
+    def points(self) -> list["Job"]:
+        """The points that it measures, each as a job of nothing else."""
+        return [
+            dataclasses.replace(
+                self, batch_sizes=() if size is None else (size,), products=(product,) if product else ()
+            )
+            for size, product in self._points()
+        ]
+
+    def _points(self) -> list[tuple[int | None, str | None]]:
+        """Return the batch size and product of each point, as far as the plan knows them."""
+        sizes = self.batch_sizes or (PRESETS[self.preset].batch_sizes if self.use_case == INFERENCE else (None,))
+        per_sample = USE_CASES[self.use_case].module == "per_sample_gradients"
+        products = self.products or tuple(PRODUCTS) if per_sample else (None,)
+        return [(size, product) for size in sizes for product in products]
+
     def rows(self) -> list[Row]:
         """Return the planned rows: one for each repeat, batch size, product of per-sample gradients and device count.
 
@@ -155,7 +178,7 @@ class Job:
         paired = self.framework == PAIRED
         repeats = 1 if self.use_case == VALIDATE else (self.pairs or preset.pairs) if paired else preset.repeats
         benchmark = BENCHMARKS[self.benchmark]
-        module, many = USE_CASES[self.use_case].module, self.use_case in MANY
+        many = self.use_case in MANY
         row = Row(
             benchmark=self.benchmark,
             use_case=self.use_case,
@@ -174,11 +197,8 @@ class Job:
             throughput_unit=benchmark.unit,
             missing=self._missing(),
         )
-        sizes = self.batch_sizes or (preset.batch_sizes if self.use_case == INFERENCE else (None,))
-        products = self.products or tuple(PRODUCTS) if module == "per_sample_gradients" else (None,)
         alone: dict[str, Any] = {"missing": dict.fromkeys(SCALED, "on one device")} if many else {}
         counts = [alone, {"nodes": self.nodes, "device_count": self.ranks}] if many else [{}]
-        points = [(size, product) for size in sizes for product in products]
         rows = [
             row.replace(
                 framework=framework,
@@ -190,7 +210,7 @@ class Job:
                 device_count=1,
             ).replace(**count)
             for repeat in range(repeats)
-            for point, (size, product) in enumerate(points)
+            for point, (size, product) in enumerate(self._points())
             for framework in (self.frameworks[::-1] if (repeat + self.session - 1) % 2 else self.frameworks)
             for place, count in enumerate(counts)
         ]

@@ -140,6 +140,14 @@ def spacing(text: str) -> int:
     return seconds
 
 
+def hours(text: str) -> float:
+    """Return hours, given as in 40h."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)h?", text)
+    if not found or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"time {text!r}: give hours above 0, such as 40h or 0.5h")
+    return float(found[1])
+
+
 def check_use_cases(parser: argparse.ArgumentParser, args: argparse.Namespace, asked: tuple[int, ...]) -> None:
     """Refuse options that apply to none of the use cases ``asked`` for."""
     for name, takes in {**VARIANTS, "nodes": MANY, "devices": MANY}.items():

@@ -26,8 +26,8 @@ from duel.cli import commands
 from duel.errors import UserError
 from duel.launch import state
 from duel.record import Row
-from duel.report import document, latex, page, study
-from duel.report.study import Study
+from duel.report import document, latex, page, records
+from duel.report.records import Records
 from duel.results import Results
 from duel.table import write_rows
 
@@ -78,16 +78,16 @@ def results(tmp_path: Path) -> Results:
     return found
 
 
-def publish(results: Results, *rows: list[Row], name: str = "planted") -> Study:
+def publish(results: Results, *rows: list[Row], name: str = "planted") -> Records:
     folder = results.folder / "published" / name
     folder.mkdir(parents=True)
     write_rows(folder / "results.csv", judged([row for some in rows for row in some]))
-    return study.published(results, name)
+    return records.published(results, name)
 
 
-def written(results: Results, *studies: Study) -> Path:
+def written(results: Results, *sets: Records) -> Path:
     folder = results.folder / "report"
-    document.write(studies, folder, print)
+    document.write(sets, folder, print)
     return folder
 
 
@@ -253,9 +253,9 @@ def test_latex_compiles_the_table(results: Results, tmp_path: Path) -> None:
 
 def test_what_cannot_be_reported_is_refused_and_said(results: Results, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nothing is published as 'none'; valid: none yet"):
-        study.published(results, "none")
+        records.published(results, "none")
     with pytest.raises(UserError, match="no records yet"):
-        study.measured(results)
+        records.measured(results)
     one_sided = publish(results, [row for row in point(1.5) if row.framework == "jax"])
     with pytest.raises(UserError, match="nothing to report: there are only rows of jax"):
         document.write([one_sided], tmp_path / "report", print)
@@ -280,7 +280,7 @@ def test_a_hundred_thousand_rows_are_a_small_page(results: Results) -> None:
     folder = results.folder / "published" / "many"
     folder.mkdir(parents=True)
     write_rows(folder / "results.csv", judged(many))
-    report = written(results, study.published(results, "many"))
+    report = written(results, records.published(results, "many"))
     assert (report / "index.html").stat().st_size < 3_000_000
     text = (report / "index.html").read_text()
     assert f"The first {page.MOST_POINTS} of {len(many) // len(rows)} are here" in text

@@ -18,12 +18,12 @@ from duel.launch import reproduce
 from duel.report import bundle
 from duel.report.figure_data import anchor
 from duel.report.pairs import Outcome, outcomes
-from duel.report.study import Study
+from duel.report.records import Records
 from duel.results import Results
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
+def records(tmp_path: Path) -> Records:
     results = Results(tmp_path / "results")
     (results.folder / "runs").mkdir(parents=True)
     many = [*point(1.2, use_case=2, device_count=2, scaling="weak", pair="two")]
@@ -37,21 +37,23 @@ def again(ratio: float, **change: Any) -> Outcome:
     return found
 
 
-def test_each_point_with_a_ratio_is_listed_with_its_command(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
-    chosen = reproduce.points(study, [], None)
+def test_each_point_with_a_ratio_is_listed_with_its_command(
+    records: Records, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = reproduce.points(records, [], None)
     assert [(p.line.benchmark, p.line.devices, p.job.pairs) for p in chosen] == [
         *(("mnist", 1, 2), ("bert", 1, 4), ("mnist", 2, 2))  # what runs on one of two devices is measured beside it
     ]
     assert chosen[0].seconds == pytest.approx(2 * 2 * 19)
-    reproduce.show(study, chosen)
+    reproduce.show(records, chosen)
     said = capsys.readouterr().out
     assert "--benchmark mnist --use_case 1 --paired" in said
     assert "--sessions 3" in said
     assert "hours on planted" in said
-    (one,) = reproduce.points(study, [anchor(chosen[1].line)], "h100")
+    (one,) = reproduce.points(records, [anchor(chosen[1].line)], "h100")
     assert (one.line.benchmark, one.job.target) == ("bert", "h100")
     with pytest.raises(UserError, match=r"--point 'p1': not in planted; 'main\.py reproduce planted --dry_run' lists"):
-        reproduce.points(study, ["p1"], None)
+        reproduce.points(records, ["p1"], None)
 
 
 @pytest.mark.parametrize(
@@ -63,24 +65,24 @@ def test_each_point_with_a_ratio_is_listed_with_its_command(study: Study, capsys
     ],
 )
 def test_one_more_session_agrees_where_it_lies_in_the_prediction_interval(
-    study: Study, ratio: float, change: dict[str, str], verdict: str
+    records: Records, ratio: float, change: dict[str, str], verdict: str
 ) -> None:
-    first = reproduce.points(study, [], None)[0]
+    first = reproduce.points(records, [], None)[0]
     assert reproduce.judge(first, again(ratio, **change)) == (f"{ratio:.3f}", verdict)
 
 
-def test_nothing_is_stated_without_sessions_or_without_a_ratio(study: Study) -> None:
-    chosen = reproduce.points(study, [], None)
+def test_nothing_is_stated_without_sessions_or_without_a_ratio(records: Records) -> None:
+    chosen = reproduce.points(records, [], None)
     assert reproduce.judge(chosen[1], again(1.1))[1] == "no statement: it was published from too few sessions"
     assert reproduce.judge(chosen[0], None) == ("", "no statement: nothing was measured")
     (barred,) = outcomes(judged([dataclasses.replace(row, restarts=1) for row in session([1.5] * 2, 20.0, **FULL)]))
     assert reproduce.judge(chosen[0], barred)[1].startswith("no statement: NOT COMPARABLE: restarts")
 
 
-def test_an_archive_has_everything_with_checksums(study: Study, tmp_path: Path) -> None:
+def test_an_archive_has_everything_with_checksums(records: Records, tmp_path: Path) -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    rows = [dataclasses.replace(row, git_sha=head.stdout.strip()) for row in study.rows]
-    whole = dataclasses.replace(study, rows=rows)
+    rows = [dataclasses.replace(row, git_sha=head.stdout.strip()) for row in records.rows]
+    whole = dataclasses.replace(records, rows=rows)
     path = bundle.write(whole, tmp_path / "bundles", print)
     with zipfile.ZipFile(path) as archive:
         names = {name.removeprefix("duel-planted/") for name in archive.namelist()}
@@ -91,4 +93,4 @@ def test_an_archive_has_everything_with_checksums(study: Study, tmp_path: Path) 
     assert {"CITATION.cff", "LICENSE", "planted/results.csv", "planted/report/index.html"} <= names
     assert any(name.startswith("code-") for name in names)
     with pytest.raises(UserError, match=r"commit 000000000000.*is not in this clone"):
-        bundle.write(study, tmp_path / "bundles", print)
+        bundle.write(records, tmp_path / "bundles", print)

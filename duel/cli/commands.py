@@ -14,6 +14,9 @@ from duel.options import has_selection
 from duel.terminal import say, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from duel.launch.study import Progress
     from duel.launch.views import Snapshot
     from duel.results import Results, Run
 
@@ -115,6 +118,39 @@ def resubmit(args: argparse.Namespace, results: "Results") -> int:
     return resubmit.resubmit(args, cluster.load(ROOT / "cluster.yaml"), results, say)
 
 
+def study(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import campaign, cluster, study
+
+    described = cluster.load(ROOT / "cluster.yaml")
+    found = study.load(study.path(ROOT / "studies", args.study), described, results)
+    progress = study.progress(found, results)
+    if args.action == "report":
+        return _report_study(args.study, progress, results)
+    if args.action == "status":
+        terminal.show(campaign.status(found, progress))
+        return 0
+    known = campaign.known(results)
+    planned = campaign.within(campaign.planned(progress, described, known), args.budget)
+    terminal.show(campaign.table(planned, f"{found.name}: {found.about}"))
+    if args.action == "plan":
+        return 0
+    campaign.submit_all(planned, described, results, say)
+    if args.action == "resume":
+        campaign.resume(progress, described, results, say)
+    say(f"'python main.py study {found.name} status' shows what is done")
+    return 0
+
+
+def _report_study(name: str, progress: "Sequence[Progress]", results: "Results") -> int:
+    from duel.report import document, records
+
+    runs = {one.run_id for one in progress if one.run_id}
+    if not runs:
+        raise UserError(f"nothing of study {name} is measured yet; 'python main.py study {name} submit' starts it")
+    document.write([records.measured(results, runs)], results.folder / "report", say)
+    return 0
+
+
 def sync(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import manage, state, sync
 
@@ -154,25 +190,25 @@ def publish(args: argparse.Namespace, results: "Results") -> int:
 
 def report(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import state
-    from duel.report import against, document, study
+    from duel.report import against, document, records
 
     if args.live and args.name:
         raise UserError("--live follows runs and excludes --name")
-    studies = [study.published(results, name) for name in args.name] or [study.measured(results)]
+    sets = [records.published(results, name) for name in args.name] or [records.measured(results)]
     if args.against:
-        if len(studies) > 1:
+        if len(sets) > 1:
             raise UserError("--against compares one set with another: give a single --name")
-        before = against.earlier(results, args.against, studies[0].name)
-        changes, left_out = against.changes(before, studies[0])
+        before = against.earlier(results, args.against, sets[0].name)
+        changes, left_out = against.changes(before, sets[0])
         terminal.show(against.table(changes, left_out, args.against))
         return 1 if against.is_slower(changes) else 0
-    folder = (studies[0].folder if len(studies) == 1 else results.folder) / "report"
+    folder = (sets[0].folder if len(sets) == 1 else results.folder) / "report"
     if not args.live:
-        document.write(studies, folder, say)
+        document.write(sets, folder, say)
         return 0
     while True:
         running = [seen for seen in state.look(results).runs if not seen.ended]
-        now = study.measured(results)
+        now = records.measured(results)
         if now.found or not running:
             document.write([now], folder, say, refresh=REFRESH_SECONDS if running else None)
         if not running:
@@ -182,9 +218,9 @@ def report(args: argparse.Namespace, results: "Results") -> int:
 
 def reproduce(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import cluster, reproduce
-    from duel.report import study
+    from duel.report import records
 
-    found = study.published(results, args.set)
+    found = records.published(results, args.set)
     chosen = reproduce.points(found, args.point, args.target)
     reproduce.show(found, chosen)
     if args.dry_run:
@@ -193,9 +229,9 @@ def reproduce(args: argparse.Namespace, results: "Results") -> int:
 
 
 def bundle(args: argparse.Namespace, results: "Results") -> int:
-    from duel.report import bundle, study
+    from duel.report import bundle, records
 
-    bundle.write(study.published(results, args.set), results.folder / "bundles", say)
+    bundle.write(records.published(results, args.set), results.folder / "bundles", say)
     return 0
 
 

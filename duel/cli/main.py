@@ -29,6 +29,7 @@ from duel.options import (
     check_use_cases,
     chosen,
     count,
+    hours,
     sessions,
     spacing,
     target_name,
@@ -162,6 +163,13 @@ def _doctor_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="check it with a short job")
 
 
+def _study_options(parser: Parser) -> None:
+    actions = ("plan", "submit", "status", "resume", "report")
+    parser.add_argument("study", metavar="NAME", help="a file in studies/, without .yaml")
+    parser.add_argument("action", metavar="ACTION", type=chosen("action", actions), help=", ".join(actions))
+    parser.add_argument("--budget", type=hours, metavar="TIME", help="most device-hours to start, as in 40h")
+
+
 def _completion_options(parser: Parser) -> None:
     parser.add_argument("shell", metavar="SHELL", type=chosen("shell", SHELLS), help=", ".join(SHELLS))
 
@@ -227,6 +235,7 @@ COMMANDS = (
     Command("logs", "print a run's output", commands.logs, _logs_options),
     Command("cancel", "cancel queued or running runs", commands.cancel, _choosing("cancelled")),
     Command("resubmit", "resubmit unfinished runs, depending on why they failed", commands.resubmit, _resubmit_options),
+    Command("study", "plan, start and continue the points of a study", commands.study, _study_options),
     Command("validate", "prove that both sides compute the same function", commands.validate, _validate_options),
     Command("sync", "upload offline runs to Weights & Biases", commands.sync, _choosing("uploaded")),
     Command("collect", "update results/results.csv", commands.collect),

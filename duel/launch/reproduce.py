@@ -16,7 +16,7 @@ from duel.report.command import again, job_of
 from duel.report.figure_data import anchor, label, work
 from duel.report.pairs import Outcome, outcomes
 from duel.report.points import Line
-from duel.report.study import Study
+from duel.report.records import Records
 from duel.results import Results, Run
 from duel.table import merge
 from duel.terminal import Table
@@ -45,13 +45,13 @@ class Point:
         return sum(each) / len(self.outcome.pairs) * (self.job.pairs or 1)
 
 
-def points(study: Study, names: Sequence[str], target: str | None) -> list[Point]:
-    """Return the points of ``study`` with the ids ``names``, or all with a ratio; on ``target`` if that is given.
+def points(records: Records, names: Sequence[str], target: str | None) -> list[Point]:
+    """Return the points of ``records`` with the ids ``names``, or all with a ratio; on ``target`` if that is given.
 
     Raises UserError for an unknown id.
     """
     found = []
-    for outcome, line in study.found:
+    for outcome, line in records.found:
         alone = outcome.row.use_case in MANY and (line.devices or 1) == 1  # measured along with those on many devices
         if line.ratio is not None and not alone:
             rows = [row for pair in outcome.pairs for row in pair]
@@ -61,12 +61,12 @@ def points(study: Study, names: Sequence[str], target: str | None) -> list[Point
     known = {anchor(point.line): point for point in found}
     for name in names:
         if name not in known:
-            how = f"'main.py reproduce {study.name} --dry_run' lists them"
-            raise UserError(f"--point {name!r}: not in {study.name}; {how}")
+            how = f"'main.py reproduce {records.name} --dry_run' lists them"
+            raise UserError(f"--point {name!r}: not in {records.name}; {how}")
     return [known[name] for name in names] if names else found
 
 
-def show(study: Study, chosen: Sequence[Point]) -> None:
+def show(records: Records, chosen: Sequence[Point]) -> None:
     """Show what would be measured, by which commands, and how long that takes."""
     lines = []
     for point in chosen:
@@ -81,7 +81,7 @@ def show(study: Study, chosen: Sequence[Point]) -> None:
         f"published with {', '.join(versions)}",
         f"at commit {commits}: 'git checkout' it, then 'make envs', for the same code and versions",
     ]
-    terminal.show(Table(["point", "what", "minutes", "command"], lines, notes, right=[2], title=[f"{study.name}:"]))
+    terminal.show(Table(["point", "what", "minutes", "command"], lines, notes, right=[2], title=[f"{records.name}:"]))
 
 
 def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: Say) -> bool:

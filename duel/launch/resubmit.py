@@ -115,7 +115,7 @@ def _what(seen: RunView) -> str:
     """Return what a run measures. An old failure no longer matters once the same has been started again."""
     if seen.job is None:
         return f"by hand: {seen.id.partition('-')[0]}"
-    return repr(dataclasses.replace(seen.job, attempt=1, changes=(), delay=0))
+    return repr(seen.job.identity)
 
 
 def cause_of(seen: RunView) -> str:

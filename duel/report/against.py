@@ -15,7 +15,7 @@ from duel.report import ratios
 from duel.report.figure_data import label, work
 from duel.report.pairs import Outcome
 from duel.report.points import POINT, Line
-from duel.report.study import Study, published, stored
+from duel.report.records import Records, published, stored
 from duel.results import Results
 from duel.terminal import Table
 
@@ -44,7 +44,7 @@ class Change:
         return FASTER if self.factor > 1 else SLOWER
 
 
-def earlier(results: Results, where: str, name: str) -> Study:
+def earlier(results: Results, where: str, name: str) -> Records:
     """Return the set that ``where`` names: a folder, a published set, or the set ``name`` at a git revision.
 
     Raises UserError if it is none of these.
@@ -64,7 +64,7 @@ def earlier(results: Results, where: str, name: str) -> Study:
         return stored(where, Path(folder))
 
 
-def changes(before: Study, after: Study) -> tuple[list[Change], list[str]]:
+def changes(before: Records, after: Records) -> tuple[list[Change], list[str]]:
     """Return the changes at points that both sets measured over sessions, and a sentence on each other point."""
     old = {_key(line): (outcome, line) for outcome, line in before.found}
     tested: list[tuple[Line, str, float, float, float, float]] = []

@@ -13,41 +13,43 @@ from typing import Any
 
 from duel.files import read_object
 from duel.record import COLUMNS, Row
-from duel.report.study import Study
+from duel.report.records import Records
 from duel.states import FINISHED
 
 LICENCES = "Duel and these records: MIT. JAX, Flax, Optax: Apache-2.0. PyTorch, torchvision: BSD-3-Clause."
 CROISSANT = "http://mlcommons.org/croissant/1.0"
 
 
-def paragraphs(studies: Sequence[Study]) -> list[str]:
+def paragraphs(sets: Sequence[Records]) -> list[str]:
     """Return the paragraphs of the section on artifacts, for the page and report.md."""
     texts = []
-    for study in studies:
-        rows = [row for row in study.rows if row.framework]
-        machine = _environment(study, rows)
+    for records in sets:
+        rows = [row for row in records.rows if row.framework]
+        machine = _environment(records, rows)
         cpu, device = machine.get("cpu") or {}, machine.get("device") or {}
         memory = device.get("memory_bytes")
         hardware = [str(rows[0].device_name if rows else "unknown device"), f"{cpu.get('model', 'unknown')} CPU"]
         hardware += [f"{len(machine['usable_cpus'])} CPUs used"] if machine.get("usable_cpus") else []
         hardware += [f"{memory / 2**30:.0f} GiB of memory"] if memory else []
-        texts.append(f"Hardware of {study.name}: {', '.join(dict.fromkeys(hardware))}; {machine.get('platform', '')}.")
+        texts.append(
+            f"Hardware of {records.name}: {', '.join(dict.fromkeys(hardware))}; {machine.get('platform', '')}."
+        )
         hours = [_hours(row) for row in rows]
         failed = [hour for hour, row in zip(hours, rows, strict=True) if row.status != FINISHED]
         cost = f"{sum(hours):.2f} device-hours in {len(rows)} rows"
         cost += f", of which {sum(failed):.2f} in {len(failed)} that did not finish" if failed else ", all finished"
         texts.append(f"Cost: {cost}. Set-up takes 7 GB of disk and about ten minutes of downloads.")
-        spreads = [line.spread for line in study.lines if line.spread is not None]
+        spreads = [line.spread for line in records.lines if line.spread is not None]
         if spreads:
             texts.append(f"Variation: sessions of one point vary by at most {max(spreads):.1%} (standard deviation).")
-        digest = hashlib.sha256((study.folder / "results.csv").read_bytes()).hexdigest()
-        texts.append(f"Checksum: results.csv of {study.name} has SHA-256 {digest}.")
+        digest = hashlib.sha256((records.folder / "results.csv").read_bytes()).hexdigest()
+        texts.append(f"Checksum: results.csv of {records.name} has SHA-256 {digest}.")
     return [*texts, f"Licences: {LICENCES}"]
 
 
-def croissant(study: Study, folder: Path) -> str:
+def croissant(records: Records, folder: Path) -> str:
     """Return metadata of the rows in MLCommons' Croissant vocabulary, as JSON-LD for a file in ``folder``."""
-    data = (study.folder / "results.csv").read_bytes()
+    data = (records.folder / "results.csv").read_bytes()
     hints = typing.get_type_hints(Row)
     meanings = {field.name: field.metadata.get("meaning", "") for field in dataclasses.fields(Row)}
     fields = [
@@ -61,12 +63,12 @@ def croissant(study: Study, folder: Path) -> str:
         }
         for name in COLUMNS
     ]
-    days = sorted(str(row.started)[:10] for row in study.rows if row.started)
+    days = sorted(str(row.started)[:10] for row in records.rows if row.started)
     described: dict[str, Any] = {
         "@context": _context(),
         "@type": "sc:Dataset",
         "conformsTo": CROISSANT,
-        "name": f"duel-{study.name}",
+        "name": f"duel-{records.name}",
         "description": "Paired measurements of JAX and PyTorch, one row per process.",
         "license": "https://spdx.org/licenses/MIT.html",
         "version": "1.0.0",
@@ -75,7 +77,7 @@ def croissant(study: Study, folder: Path) -> str:
                 "@type": "cr:FileObject",
                 "@id": "results.csv",
                 "name": "results.csv",
-                "contentUrl": os.path.relpath(study.folder / "results.csv", folder),
+                "contentUrl": os.path.relpath(records.folder / "results.csv", folder),
                 "encodingFormat": "text/csv",
                 "sha256": hashlib.sha256(data).hexdigest(),
             }
@@ -104,10 +106,10 @@ def _type(hint: Any) -> str:
     return {int: "sc:Integer", float: "sc:Float", bool: "sc:Boolean"}.get(kinds[0], "sc:Text")
 
 
-def _environment(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+def _environment(records: Records, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the environment of the first run that kept one, empty if none did."""
     for run_id in dict.fromkeys(str(row.run_id) for row in rows):
-        path = Path(study.folder / "runs" / run_id / "environment.json")
+        path = Path(records.folder / "runs" / run_id / "environment.json")
         if path.exists():
             return read_object(path)
     return {}

@@ -11,19 +11,21 @@ from pathlib import Path
 from duel import ROOT
 from duel.errors import UserError
 from duel.report import document
-from duel.report.study import Study
+from duel.report.records import Records
 
 EXTRA_FILES = ("CITATION.cff", "LICENSE")
 
 
-def write(study: Study, folder: Path, say: Callable[[str], None]) -> Path:
-    """Rewrite the report of ``study``, write ``folder``/duel-<name>.zip and return its path.
+def write(records: Records, folder: Path, say: Callable[[str], None]) -> Path:
+    """Rewrite the report of ``records``, write ``folder``/duel-<name>.zip and return its path.
 
     Raises UserError if a commit used for some rows is not in this clone, or a file cannot be written.
     """
-    document.write([study], study.folder / "report", say)
-    commits = sorted({str(row.git_sha) for row in study.rows if row.git_sha})
-    members = {f"{study.name}/{path.relative_to(study.folder)}": path.read_bytes() for path in _files(study.folder)}
+    document.write([records], records.folder / "report", say)
+    commits = sorted({str(row.git_sha) for row in records.rows if row.git_sha})
+    members = {
+        f"{records.name}/{path.relative_to(records.folder)}": path.read_bytes() for path in _files(records.folder)
+    }
     members |= {name: (ROOT / name).read_bytes() for name in EXTRA_FILES}
     for commit in commits:
         members[f"code-{commit[:12]}.tar"] = _code(commit)
@@ -32,8 +34,8 @@ def write(study: Study, folder: Path, say: Callable[[str], None]) -> Path:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(members.items()):
-            archive.writestr(f"duel-{study.name}/{name}", data)
-    path = folder / f"duel-{study.name}.zip"
+            archive.writestr(f"duel-{records.name}/{name}", data)
+    path = folder / f"duel-{records.name}.zip"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(packed.getvalue())

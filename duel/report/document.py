@@ -21,20 +21,20 @@ from duel.errors import UserError
 from duel.files import write_atomically
 from duel.report import appendix, figure_data, figures, latex, markdown, page, points, prose
 from duel.report.figure_data import Record
-from duel.report.study import Study
+from duel.report.records import Records
 
 
-def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], refresh: int | None = None) -> None:
-    """Write the report of ``studies`` to ``folder``; its page reloads every ``refresh`` seconds.
+def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], refresh: int | None = None) -> None:
+    """Write the report of ``sets`` to ``folder``; its page reloads every ``refresh`` seconds.
 
     Raises UserError if the folder cannot be written, or there are no pairs to report.
     """
-    found = [one for study in studies for one in study.found]
+    found = [one for records in sets for one in records.found]
     if not found:
-        sides = dict.fromkeys(str(row.framework) for study in studies for row in study.rows if row.framework)
+        sides = dict.fromkeys(str(row.framework) for records in sets for row in records.rows if row.framework)
         there = f"there are only rows of {', '.join(sides)}" if len(sides) == 1 else "no row has a partner"
         raise UserError(f"nothing to report: {there}; 'main.py --paired' measures both sides")
-    tables = _tables(studies)
+    tables = _tables(sets)
     lines = [line for _, line in found]
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -43,21 +43,21 @@ def write(studies: Sequence[Study], folder: Path, say: Callable[[str], None], re
         points.write(folder / points.NAME, lines)
         write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
         write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
-        sections = prose.sections(studies)
-        texts = [*prose.summary(studies), *(text for section in sections for text in section["paragraphs"])]
+        sections = prose.sections(sets)
+        texts = [*prose.summary(sets), *(text for section in sections for text in section["paragraphs"])]
         write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
-        for study in studies:
-            name = "croissant.json" if len(studies) == 1 else f"croissant-{study.name}.json"
-            write_atomically(folder / name, appendix.croissant(study, folder))
-        write_atomically(folder / "index.html", page.html(studies, tables, sections, refresh))
+        for records in sets:
+            name = "croissant.json" if len(sets) == 1 else f"croissant-{records.name}.json"
+            write_atomically(folder / name, appendix.croissant(records, folder))
+        write_atomically(folder / "index.html", page.html(sets, tables, sections, refresh))
     except OSError as error:
         raise UserError(f"cannot write the report to {folder}: {error.strerror or error}") from error
     say(f"{os.path.relpath(folder / 'index.html')}: {len(found)} points")
 
 
-def _tables(studies: Sequence[Study]) -> dict[str, list[Record]]:
-    """Return the tables of all studies together; that of devices is empty unless there are several."""
-    made = [figure_data.tables(study.found, study.curve) for study in studies]
+def _tables(sets: Sequence[Records]) -> dict[str, list[Record]]:
+    """Return the tables of all sets together; that of devices is empty unless there are several."""
+    made = [figure_data.tables(records.found, records.curve) for records in sets]
     tables = {name: [record for each in made for record in each[name]] for name in made[0]}
     names = {record["device_name"] for record in tables["ratios"]}
     return tables | {"devices": tables["ratios"] if len(names) > 1 else []}

@@ -20,7 +20,7 @@ from duel.report.command import again
 from duel.report.figure_data import Record, anchor, label, work
 from duel.report.pairs import Outcome, Session
 from duel.report.points import Line
-from duel.report.study import Study
+from duel.report.records import Records
 
 MOST_POINTS = 200  # in the page; ratios.csv has the others
 # How to measure the data of a figure.
@@ -42,16 +42,16 @@ HOW = {
 
 
 def html(
-    studies: Sequence[Study],
+    sets: Sequence[Records],
     tables: dict[str, list[Record]],
     sections: list[dict[str, Any]],
     refresh: int | None = None,
 ) -> str:
-    """Return the page of ``studies``, with figures from ``tables`` and the ``prose.sections`` below.
+    """Return the page of ``sets``, with figures from ``tables`` and the ``prose.sections`` below.
 
     It reloads every ``refresh`` seconds.
     """
-    found = [one for study in studies for one in study.found]
+    found = [one for records in sets for one in records.found]
     lines = [line for _, line in found]
     drawn = [_figure(name, tables.get(name, [])) for name in prose.TITLES]
     names = sorted({line.device_name for line in lines})
@@ -66,7 +66,7 @@ def html(
             where=markdown.where(lines),
             refresh=refresh,
             contents=contents + [(section["id"], section["title"]) for section in sections],
-            summary=prose.summary(studies),
+            summary=prose.summary(sets),
             figures=drawn,
             points=[_point(outcome, line) for outcome, line in shown],
             points_left_out=more if len(found) > len(shown) else "",

@@ -11,7 +11,7 @@ from duel.report import appendix
 from duel.report.figure_data import label, work
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED
 from duel.report.points import Line, by_mode, told_of_itself
-from duel.report.study import Study
+from duel.report.records import Records
 
 TITLES = {
     "ratios": "Ratios",
@@ -49,15 +49,15 @@ found. Loading and augmenting data is not measured.
 """
 
 
-def summary(studies: Sequence[Study]) -> list[str]:
+def summary(sets: Sequence[Records]) -> list[str]:
     """Return paragraphs on which side is faster how often, by how much at most, and how far to trust that."""
-    lines = [line for study in studies for line in study.lines]
+    lines = [line for records in sets for line in records.lines]
     found = []
     for device in dict.fromkeys(line.device_name for line in lines):
         mine = [line for line in lines if line.device_name == device and line.mode in MODES]
         for mode in sorted({line.mode for line in mine}):
             found.append(_of_mode(device, mode, [line for line in mine if line.mode == mode]))
-    damaged = [text for study in studies for text in study.damaged]
+    damaged = [text for records in sets for text in records.damaged]
     return [*found, *_trust(lines), *([f"{len(damaged)} rows cannot be used; {damaged[0]}"] if damaged else [])]
 
 
@@ -140,19 +140,19 @@ def _trust(lines: Sequence[Line]) -> list[str]:
     return [f"By the same procedure {text}; chance alone would give 5 %."] if text else []
 
 
-def sections(studies: Sequence[Study]) -> list[dict[str, Any]]:
+def sections(sets: Sequence[Records]) -> list[dict[str, Any]]:
     """Return the sections after the points, from method to artifact."""
     use_cases = ", ".join(
         f"{use_case.name} ({use_case.meaning})"
         for number, use_case in USE_CASES.items()
-        if any(line.use_case == use_case.name for study in studies for line in study.lines)
+        if any(line.use_case == use_case.name for records in sets for line in records.lines)
     )
-    advice = recommendations([line for study in studies for line in study.lines])
+    advice = recommendations([line for records in sets for line in records.lines])
     method = [METHOD, f"Use cases: {use_cases}."]
     return [
         {"id": "method", "title": "Method", "paragraphs": method},
         {"id": "recommendations", "title": "Recommendations", "paragraphs": advice or [NO_ADVICE]},
         {"id": "limits", "title": "Limits", "paragraphs": [LIMITS]},
         {"id": "references", "title": "References", "paragraphs": [REFERENCES]},
-        {"id": "artifact", "title": "Artifact", "paragraphs": appendix.paragraphs(studies)},
+        {"id": "artifact", "title": "Artifact", "paragraphs": appendix.paragraphs(sets)},
     ]

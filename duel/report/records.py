@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from duel.table import merge, read_rows
 
 
 @dataclass(frozen=True)
-class Study:
+class Records:
     """Rows, and the outcomes of their pairs over sessions, each with its line of ratios.csv."""
 
     name: str
@@ -40,7 +41,7 @@ class Study:
         return _curves(self.folder / "runs" / str(row.run_id)).get(row.row or 0, [])
 
 
-def published(results: Results, name: str) -> Study:
+def published(results: Results, name: str) -> Records:
     """Return the published set ``name``. Raises UserError if there is no such set."""
     folder = results.folder / "published" / name
     if not (folder / "results.csv").exists():
@@ -49,22 +50,22 @@ def published(results: Results, name: str) -> Study:
     return stored(name, folder)
 
 
-def stored(name: str, folder: Path) -> Study:
-    """Return the study of the results.csv in ``folder``."""
-    return _study(name, folder, read_rows(folder / "results.csv", strict=False))
+def stored(name: str, folder: Path) -> Records:
+    """Return the records of the results.csv in ``folder``."""
+    return _records(name, folder, read_rows(folder / "results.csv", strict=False))
 
 
-def measured(results: Results) -> Study:
-    """Return the study of results.csv, brought up to date with the runs. Raises UserError if it is empty."""
-    rows = merge(results)
+def measured(results: Results, runs: Collection[str] | None = None) -> Records:
+    """Return the records of results.csv, brought up to date, of all or some ``runs``. Raises UserError if empty."""
+    rows = [row for row in merge(results) if runs is None or row.run_id in runs]
     if not rows:
         raise UserError("no records yet; 'python main.py --benchmark mnist --use_case 1 --paired' makes some")
-    return _study("results", results.folder, rows)
+    return _records("results", results.folder, rows)
 
 
-def _study(name: str, folder: Path, rows: list[Row]) -> Study:
+def _records(name: str, folder: Path, rows: list[Row]) -> Records:
     found = over_sessions(outcomes(rows))
-    return Study(name, folder, rows, list(zip(found, points.lines(found), strict=True)))
+    return Records(name, folder, rows, list(zip(found, points.lines(found), strict=True)))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,143 @@
+"""The jobs of a study: what is missing of it, cut to the targets' time limits, with what that takes."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from duel.catalogue import USE_CASES
+from duel.errors import UserError
+from duel.job import Job
+from duel.launch import directives, estimate, resubmit, state, study, submit
+from duel.launch.estimate import Estimate, Known
+from duel.launch.schema import Cluster, Target
+from duel.launch.study import DONE, MISSING, NEVER, WAITING, Progress, Study
+from duel.results import Results, Run
+from duel.table import merge, read_rows
+from duel.terminal import Table
+
+LEAST_MINUTES = 10.0  # shorter limits gain nothing in a queue
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job, and what it takes."""
+
+    job: Job
+    estimate: Estimate
+    devices: int  # that the allocation has
+
+    @property
+    def device_hours(self) -> float:
+        return self.estimate.seconds * self.devices / 3600
+
+
+def planned(progress: Sequence[Progress], cluster: Cluster, known: Known) -> list[Planned]:
+    """Return the jobs of all points that were never started, each within its target's limit as far as points are."""
+    found = []
+    missing = [one.point for one in progress if one.state == MISSING and one.why == NEVER]
+    missing.sort(key=lambda point: point.session)  # the first sessions of all points, then the second ones
+    for whole in study.grouped(missing):
+        target = cluster.targets[whole.target]
+        most = directives.minutes(directives.value(target.for_job(whole).directives, "--time") or "")
+        room = None if most is None else (most * 60 - estimate.MORE_SECONDS) / estimate.MARGIN
+        for job in estimate.parts(whole, room, known):
+            takes = known.job(job)
+            devices = int(target.allocation(job)["devices"])
+            found.append(Planned(_limited(job, target, takes, most), takes, devices))
+    return found
+
+
+def _limited(job: Job, target: Target, takes: Estimate, most: float | None) -> Job:
+    """Return ``job`` with the time limit to ask for: what it takes and some more, never above the target's own."""
+    if target.scheduler == "local" or "--time" in target.without:
+        return job
+    minutes = max(LEAST_MINUTES, takes.limit_minutes)
+    return replace(job, changes=(f"--time={directives.limit(min(minutes, most or minutes))}",))
+
+
+def within(found: Sequence[Planned], budget: float | None) -> list[Planned]:
+    """Return the first jobs that ``budget`` device-hours pay for. Raises UserError if that is none."""
+    if budget is None:
+        return list(found)
+    kept, spent = [], 0.0
+    for one in found:
+        if spent + one.device_hours <= budget:
+            kept.append(one)
+            spent += one.device_hours
+    if found and not kept:
+        least = min(one.device_hours for one in found)
+        raise UserError(f"--budget {budget:g}h: the smallest job takes {least:.2g} device-hours")
+    return kept
+
+
+def table(found: Sequence[Planned], title: str) -> Table:
+    """Return what would be started, a line for each benchmark, use case, mode and target."""
+    groups: dict[tuple[str, ...], list[Planned]] = {}
+    for one in found:
+        job = one.job
+        key: tuple[str, ...] = (
+            job.benchmark,
+            f"{job.use_case} {USE_CASES[job.use_case].name}",
+            job.mode,
+            job.precision,
+            job.target,
+        )
+        groups.setdefault(key, []).append(one)
+    lines = []
+    for key, some in groups.items():
+        rows = sum(len(one.job.rows()) for one in some)
+        hours = sum(one.device_hours for one in some)
+        sources = ", ".join(dict.fromkeys(one.estimate.source for one in some))
+        lines.append([*key, str(len(some)), str(rows), f"{hours:.2f}", sources])
+    notes = [f"{len(found)} scripts, {sum(one.device_hours for one in found):.1f} device-hours"]
+    for target in dict.fromkeys(one.job.target for one in found):
+        hours = sum(one.estimate.seconds for one in found if one.job.target == target) / 3600
+        notes.append(f"{target}: {hours:.1f} h if its jobs run one after the other")
+    head = ["benchmark", "use case", "mode", "precision", "target", "scripts", "rows", "device-hours", "estimate"]
+    return Table(head, lines, notes, right=[5, 6, 7], title=[title])
+
+
+def status(planned: Study, found: Sequence[Progress]) -> Table:
+    """Return what is done of a study, and of each point that is not, why."""
+    counts = {kind: sum(one.state == kind for one in found) for kind in (DONE, WAITING, MISSING)}
+    title = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    left = [one for one in found if one.state != DONE]
+    lines = [[_what(one.point), one.state, one.why or one.run_id] for one in left]
+    head = ["point", "state", "why"] if lines else []
+    return Table(head, lines, [], title=[f"{planned.name}: {len(found)} points, {title}"])
+
+
+def _what(point: Job) -> str:
+    parts = [point.framework, point.benchmark, USE_CASES[point.use_case].name]
+    parts += [point.size] if point.size else []
+    parts += [f"batch {size}" for size in point.batch_sizes] + list(point.products)
+    parts += [point.precision, point.mode, point.target]
+    return ", ".join([*parts, f"session {point.session}"] if point.session > 1 else parts)
+
+
+def known(results: Results) -> Known:
+    """Return what all records say of how long rows take: results.csv and every published set."""
+    rows = merge(results)
+    for file in sorted((results.folder / "published").glob("*/results.csv")):
+        # A set's targets have the names of another machine's: none of its rows is one of a target here.
+        rows += [replace(row, target=f"{file.parent.name}: {row.target}") for row in read_rows(file, strict=False)]
+    return Known(rows)
+
+
+def submit_all(found: Sequence[Planned], cluster: Cluster, results: Results, say: Say) -> list[Run]:
+    """Start the jobs of ``found``, target by target; returns the runs."""
+    runs: list[Run] = []
+    for target in dict.fromkeys(one.job.target for one in found):
+        runs += submit.launch([one.job for one in found if one.job.target == target], cluster, results, say)
+    return runs
+
+
+def resume(progress: Sequence[Progress], cluster: Cluster, results: Results, say: Say) -> None:
+    """Start again what ended unfinished, with more time or memory where that was missing."""
+    ids = {one.run_id for one in progress if one.state == MISSING and one.run_id}
+    look = state.look(results)
+    decisions = resubmit.decide([seen for seen in look.runs if seen.id in ids], look.runs, set(), None)
+    for decision in decisions:
+        say(f"{decision.seen.id}: {decision.words}")
+    resubmit.start([decision for decision in decisions if decision.job], cluster, results, say)

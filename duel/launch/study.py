@@ -1,0 +1,280 @@
+"""A study: a named list of points in ``studies/<name>.yaml``, what of it is measured, and what is missing and why."""
+
+import argparse
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from duel import certificate, options
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, PAIRED, PRECISIONS, PRESETS, SCALINGS, TRIAL, VALIDATE, WEAK
+from duel.errors import UserError
+from duel.job import Job
+from duel.launch import plan
+from duel.launch.document import Document, Location
+from duel.launch.estimate import joined
+from duel.launch.schema import Cluster
+from duel.modes import DEFAULT
+from duel.record import Row
+from duel.report.pairs import Outcome, outcomes
+from duel.report.sessions import over_sessions
+from duel.results import Results, Run
+from duel.states import FINISHED, TERMINAL
+from duel.table import merge, read_rows
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DONE, WAITING, MISSING = "done", "waiting or running", "missing"
+NEVER = "never started"
+
+
+def _convert(convert: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """Return a validator that takes one value as the command line does."""
+
+    def checked(given: Any) -> Any:
+        if isinstance(given, bool) or not isinstance(given, str | int):
+            raise ValueError(f"{given!r} is not a single value")
+        try:
+            return convert(str(given))
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(str(error)) from None
+
+    return checked
+
+
+def _each(convert: Callable[[str], Any]) -> BeforeValidator:
+    """Return a validator of one value or a list of them; a value that means several counts as these."""
+    one = _convert(convert)
+
+    def checked(given: Any) -> Any:
+        found = [one(value) for value in (given if isinstance(given, list) else [given])]
+        if not found:
+            raise ValueError("at least one value is needed")
+        return tuple(
+            dict.fromkeys(each for value in found for each in (value if isinstance(value, tuple) else (value,)))
+        )
+
+    return BeforeValidator(checked)
+
+
+_PRESETS = tuple(name for name in PRESETS if name != TRIAL)
+Count = Annotated[int, BeforeValidator(_convert(options.count))]
+
+
+class Points(BaseModel):
+    """Points by their options, named as on the command line; each may have several values, and all are combined."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    benchmark: Annotated[tuple[str, ...], _each(options.benchmark_names)]
+    use_case: Annotated[tuple[int, ...], _each(options.use_case_numbers)]
+    target: Annotated[tuple[str | None, ...], _each(options.target_name)] = (None,)
+    size: Annotated[tuple[str | None, ...], _each(options.chosen("size", options.SIZES))] = (None,)
+    precision: Annotated[tuple[str, ...], _each(options.chosen("precision", tuple(PRECISIONS)))] = ("fp32",)
+    mode: Annotated[tuple[str, ...], _each(options.mode_or_waterfall)] = (DEFAULT,)
+    batch_sizes: Annotated[tuple[int, ...], _each(options.batch_size)] = ()
+    products: Annotated[tuple[str, ...], _each(options.product)] = ()
+    scaling: Annotated[tuple[str, ...], _each(options.chosen("scaling", tuple(SCALINGS)))] = (WEAK,)
+    devices: Annotated[tuple[int | None, ...], _each(options.count)] = (None,)
+    nodes: Annotated[tuple[int | None, ...], _each(options.count)] = (None,)
+    preset: Annotated[str, BeforeValidator(_convert(options.chosen("preset", _PRESETS)))] = "standard"
+    framework: Annotated[str | None, BeforeValidator(_convert(options.chosen("framework", tuple(FRAMEWORKS))))] = None
+    paired: bool = True
+    sessions: Annotated[int | None, BeforeValidator(_convert(options.sessions))] = None
+    spacing: Annotated[int | None, BeforeValidator(_convert(options.spacing))] = None
+
+
+class Without(BaseModel):
+    """Points to leave out: those that have one of the values of every key given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    benchmark: Annotated[tuple[str, ...], _each(options.benchmark_names)] = ()
+    use_case: Annotated[tuple[int, ...], _each(options.use_case_numbers)] = ()
+    target: Annotated[tuple[str, ...], _each(options.target_name)] = ()
+    size: Annotated[tuple[str, ...], _each(options.chosen("size", options.SIZES))] = ()
+    precision: Annotated[tuple[str, ...], _each(options.chosen("precision", tuple(PRECISIONS)))] = ()
+    mode: Annotated[tuple[str, ...], _each(options.mode_or_waterfall)] = ()
+    batch_sizes: Annotated[tuple[int, ...], _each(options.batch_size)] = ()
+    products: Annotated[tuple[str, ...], _each(options.product)] = ()
+
+    def covers(self, point: Job) -> bool:
+        """Return whether ``point`` is to be left out."""
+        size = point.size or PRESETS[point.preset].size
+        values = {"size": (size,), "batch_sizes": point.batch_sizes, "products": point.products}
+        for name in type(self).model_fields:
+            wanted = getattr(self, name)
+            if wanted and not set(values.get(name, (getattr(point, name),))) & set(wanted):
+                return False
+        return True
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    about: str
+    points: list[Points]
+    without: list[Without] = []
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study as planned: its points, each a job of nothing else."""
+
+    name: str
+    about: str
+    points: list[Job]
+
+
+def path(folder: Path, name: str) -> Path:
+    """Return the file of the study ``name``. Raises UserError for a name that cannot be one, or is not there."""
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    if not NAME.fullmatch(name) or name not in known:
+        raise UserError(f"unknown study {name!r}; valid: {', '.join(known) or 'none'} (files in {folder.name}/)")
+    return folder / f"{name}.yaml"
+
+
+def load(file: Path, cluster: Cluster, results: Results) -> Study:
+    """Read a study and plan its points. Raises UserError, with line and column for errors in the file."""
+    document = Document(file, "'about' and 'points'", "studies are files in studies/")
+    try:
+        stored = _File.model_validate(document.plain)
+    except ValidationError as error:
+        raise document.errors(error, _valid_keys) from error
+    found: list[Job] = []
+    for number, group in enumerate(stored.points):
+        try:
+            found += [point for job in _jobs(group, cluster, results) for point in job.points]
+        except UserError as error:
+            raise document.error(("points", number), f"points.{number}: {error}") from error
+    for number, without in enumerate(stored.without):
+        left = [point for point in found if not without.covers(point)]
+        if len(left) == len(found):
+            raise document.error(("without", number), f"without.{number}: no point has these values")
+        found = left
+    if not found:
+        raise document.error(("points",), "points: nothing is left to measure")
+    return Study(file.stem, stored.about, list(dict.fromkeys(found)))
+
+
+def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
+    """Return the jobs of one entry of ``points``. Raises UserError for what cannot be combined or run."""
+    if VALIDATE in group.use_case:
+        raise UserError("use case 0 is a proof: 'main.py validate' makes it")
+    if group.sessions and not group.paired:
+        raise UserError("sessions need 'paired: true'")
+    if group.paired and group.framework:
+        raise UserError("'framework' measures one side: it needs 'paired: false'")
+    many = [case for case in group.use_case if case in MANY]
+    if not many and (group.devices != (None,) or group.nodes != (None,)):
+        raise UserError(f"devices and nodes are for use cases {' and '.join(map(str, MANY))}")
+    kept = ("benchmark", "use_case", "preset", "framework", "paired", "sessions", "spacing", "batch_sizes", "products")
+    common = {name: getattr(group, name) for name in kept}
+    crossed = ("target", "size", "precision", "mode", "scaling", "devices", "nodes")
+    found = []
+    for values in itertools.product(*(getattr(group, name) for name in crossed)):
+        args = argparse.Namespace(
+            **common, **dict(zip(crossed, values, strict=True)), device=None, weights=None, microbatch=None, trials=None
+        )
+        found += plan.jobs(args, cluster, results)
+    return found
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a point stands: ``state`` is ``DONE``, ``WAITING`` or ``MISSING``, with the reason if it is not done.
+
+    ``run_id`` is the last run that measures it, empty if there is none.
+    """
+
+    point: Job
+    state: str
+    why: str = ""
+    run_id: str = ""
+
+
+def progress(study: Study, results: Results) -> list[Progress]:
+    """Return where each point stands: done if there are rows of it, or so many sessions, by whatever command.
+
+    Rows of other code do not count, as they would not join the same ratio.
+    """
+    rows = merge(results)
+    kept = results.folder / "published" / study.name / "results.csv"  # what an earlier checkout measured of it
+    known = {(row.run_id, row.row) for row in rows}
+    rows += [row for row in read_rows(kept, strict=False) if (row.run_id, row.row) not in known]
+    rows = [row for row in rows if row.benchmark in BENCHMARKS and row.code_sha256 == _code(row)]
+    measured = over_sessions(outcomes(rows))
+    runs: dict[Job, list[Run]] = {}
+    for run in results.runs():
+        job = run.launch().job
+        for point in job.points if job is not None and job.trials is None else ():
+            runs.setdefault(point.identity, []).append(run)
+    return [_progress(point, rows, measured, runs.get(point.identity, [])) for point in study.points]
+
+
+def _progress(point: Job, rows: Sequence[Row], measured: Sequence[Outcome], runs: Sequence[Run]) -> Progress:
+    last = runs[-1] if runs else None
+    run_id = last.id if last else ""
+    if point.framework == PAIRED:
+        found = [one for one in measured if one.shown and is_of(point, one.row)]
+        if found and len(found[-1].sessions) >= point.session:
+            return Progress(point, DONE, run_id=run_id)
+        point = _due(point, found[-1]) if found else point
+    elif any(row.status == FINISHED and row.framework == point.framework and is_of(point, row) for row in rows):
+        return Progress(point, DONE, run_id=run_id)
+    if last is None:
+        return Progress(point, MISSING, NEVER)
+    status = last.status()
+    if status.state not in TERMINAL:
+        return Progress(point, WAITING, status.state, run_id)
+    return Progress(point, MISSING, status.cause or "its rows are not comparable: 'main.py compare' says why", run_id)
+
+
+def _due(point: Job, measured: Outcome) -> Job:
+    """Return ``point`` with the delay that keeps its session apart from those ``measured`` before it."""
+    spacing = point.delay / max(1, point.session - 1)
+    ends = [datetime.fromisoformat(row.ended) for pair in measured.pairs for row in pair if row.ended]
+    since = (datetime.now(UTC) - max(ends)).total_seconds() if ends else 0.0
+    return dataclasses.replace(point, delay=max(0, round((point.session - len(measured.sessions)) * spacing - since)))
+
+
+def is_of(point: Job, row: Row) -> bool:
+    """Return whether ``row`` measures ``point``, in whichever session."""
+    wanted: dict[str, object] = {"size": point.size or PRESETS[point.preset].size}
+    wanted |= {
+        name: getattr(point, name) for name in ("benchmark", "use_case", "preset", "precision", "mode", "target")
+    }
+    wanted |= {"batch_size": point.batch_sizes[0]} if point.batch_sizes else {}
+    wanted |= {"product": point.products[0]} if point.products else {}
+    wanted |= {"microbatch": point.microbatch} if point.microbatch else {}
+    if point.use_case in MANY:
+        wanted |= {"nodes": point.nodes, "device_count": point.ranks, "scaling": point.scaling}
+    return all(getattr(row, name) == value for name, value in wanted.items())
+
+
+def _code(row: Row) -> str:
+    return certificate.code_sha256(str(row.benchmark), str(row.size))
+
+
+def grouped(points: Iterable[Job]) -> list[Job]:
+    """Return jobs of ``points`` that differ in nothing but batch size and product."""
+    found: dict[Job, list[Job]] = {}
+    for point in points:
+        found.setdefault(dataclasses.replace(point, batch_sizes=(), products=()), []).append(point)
+    return [job for some in found.values() for job in _whole(some)]
+
+
+def _whole(points: list[Job]) -> list[Job]:
+    """Return the fewest jobs of ``points``: one if they are all combinations of their sizes and products."""
+    whole = joined(points)
+    return [whole] if len(whole.points) == len(points) else points
+
+
+def _valid_keys(location: Location) -> list[str]:
+    models: dict[str, type[BaseModel]] = {"points": Points, "without": Without}
+    return list((models[str(location[0])] if location else _File).model_fields)
