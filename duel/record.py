@@ -11,12 +11,13 @@ import json
 import math
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.files import RUN_ID, Damaged, fitting
-from duel.states import FINISHED, STATES
+from duel.states import FINISHED, SKIPPED, STATES
 
 # Two rows are repeats of each other exactly when all of these are equal, and a pair when all but the framework are.
 CELL = (
@@ -318,6 +319,25 @@ def _reasons(text: str) -> dict[str, str]:
     if not isinstance(stored, dict) or not all(isinstance(why, str) for why in stored.values()):
         raise ValueError("missing is not an object of strings")
     return stored
+
+
+# Why a row may have ended that would have finished otherwise (``duel.status.CAUSES``).
+INTERRUPTIONS = ("warned", "told to end", "time limit", "preempted", "infrastructure", "cancelled", "killed")
+
+
+def planned_as(row: Row) -> tuple[Any, ...]:
+    """What rows have in common that are tries at the same planned one."""
+    return row.framework, row.point, row.repeat
+
+
+def interrupted(row: Row) -> bool:
+    """Return whether a row ended for a reason that lies not in itself."""
+    return row.status not in (FINISHED, SKIPPED) and (row.started is None or row.why in INTERRUPTIONS)
+
+
+def counted(rows: Iterable[Row]) -> list[Row]:
+    """Return the last one of several tries at the same planned row, in the order of the first."""
+    return list({planned_as(row): row for row in rows}.values())
 
 
 def digest(values: dict[str, Any]) -> str:

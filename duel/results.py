@@ -34,7 +34,7 @@ from typing import Any
 from duel import files
 from duel.errors import UserError
 from duel.files import RUN_ID, Damaged, process_started, utc, write_atomically
-from duel.record import Row
+from duel.record import Row, counted, interrupted, planned_as
 from duel.states import FAILED, FINISHED, LOST, QUEUED, SKIPPED, TERMINAL
 from duel.status import LaunchRecord, Owner, Progress, Status, plain
 
@@ -136,6 +136,33 @@ class Run:
         except BaseException:
             shutil.rmtree(new.folder, ignore_errors=True)
             raise
+
+    def reopen(self, planned: list[Row], script: str, owner: Owner, **launch: Any) -> None:
+        """Prepare an interrupted run to continue with what it has not measured, and change ``launch`` in launch.json.
+
+        Rows that ended stay as they are. One that was interrupted, and the finished half of its pair, which another
+        hour or node would not be compared with, are measured again as new rows. A kill at any moment leaves the run
+        interrupted, so that this can be repeated.
+        """
+        rows = self.rows()
+        last = {planned_as(row): row for row in rows}
+        open_pairs = {planned_as(row)[1:] for row in last.values() if interrupted(row)}
+        self.write_launch(**launch)
+        write_atomically(self.script, script)
+        number = len(rows)
+        for row in planned:
+            before = last[planned_as(row)]
+            if not interrupted(before) and (planned_as(row)[1:] not in open_pairs or before.status != FINISHED):
+                continue
+            place = before.row if before.started is None else number
+            number += place == number
+            self.write_row(row.replace(run_id=self.id, row=place, status=QUEUED))
+        again = {"state": QUEUED, "queued": utc(), "started": "", "ended": "", "cause": "", "why": None}
+        self.write_status(**again, exit_code=None, slurm_job_id="", owner=owner)
+
+    def left(self) -> list[Row]:
+        """Return the rows to measure, in the planned order."""
+        return [row for row in counted(self.rows()) if row.status not in TERMINAL]
 
     def write_row(self, row: Row) -> None:
         assert row.row is not None

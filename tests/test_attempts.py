@@ -67,7 +67,6 @@ json.dump(row, open(path, "w"))
         ("standard", 2, 4, FINISHED, 3),
         ("standard", 9, 4, FINISHED, 5),
         ("standard", 9, 0, FINISHED, 1),
-        ("smoke", 9, 4, FINISHED, 1),
         ("standard", 9, 4, FAILED, 1),
     ],
 )

@@ -37,6 +37,32 @@ def test_scancel_ends_a_run_as_cancelled_and_only_its_name_starts_it_again(site:
     site.main("cancel", again.id)
 
 
+def test_a_run_that_met_its_limit_continues_at_its_next_row(site: Site) -> None:
+    site.target(*CPU)
+    site.main("--benchmark", "mnist", "--use_case", "5", "--preset", "smoke", "--paired")
+    run = site.only()
+    site.wait(lambda: run.rows()[1].status == "finished" and run.rows()[2].status == "running", 300)
+    first, job_id = run.rows()[:2], run.launch().slurm_job_id
+    site.slurm.run("scancel", "--batch", "--signal=USR2", job_id)  # as Slurm does before the limit
+    site.wait_for_state(run, "failed")
+    said = site.main("resubmit")
+    assert "continues, 2 of 4 rows are measured" in said
+    site.wait_for_state(run, "finished")
+    (only,) = site.results.runs()
+    rows = only.rows()
+    assert rows[:2] == first
+    assert (rows[2].status, rows[2].attempt) == ("failed", 1)
+    assert [(row.framework, row.batch_size, row.status, row.attempt) for row in rows[3:]] == [
+        (rows[3].framework, 8, "finished", 2),
+        (rows[2].framework, 8, "finished", 2),
+    ]
+    launch = only.launch()
+    assert launch.earlier == job_id != launch.slurm_job_id
+    assert {row.slurm_job_id for row in rows[3:]} == {launch.slurm_job_id}
+    assert site.statuses()[run.id]["state"] == "finished"
+    assert sorted(site._jobs()) == sorted([job_id, launch.slurm_job_id]), "nothing was sent twice"
+
+
 def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_proposed_to_both(site: Site) -> None:
     site.target(*CPU)
     site.main("--benchmark", "mnist", "--use_case", "1", "--preset", "publication", "--framework", "jax")

@@ -1,4 +1,4 @@
-"""What to do about runs that did not finish, by cause.
+"""What to do about runs that did not finish, by cause. A run that has measured some of its rows continues.
 
 infrastructure, preemption, never submitted   retry, avoiding the node that failed
 out of memory, time limit                     propose the same change for both sides of the pair; retry once approved
@@ -12,17 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from duel import files
-from duel.catalogue import PAIRED
+from duel.catalogue import PAIRED, VALIDATE
 from duel.files import Damaged
 from duel.job import Job
 from duel.launch import directives, display, manage, reasons, state, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
+from duel.record import counted, interrupted
 from duel.results import Results
 from duel.states import CANCELLED, FINISHED, LOST, SKIPPED
 
 MOST_ATTEMPTS = 3
 TAIL_LINES = 12
+# After these a run continues where it was interrupted, if it had finished a row.
+CONTINUED = (reasons.TIME_LIMIT, reasons.PREEMPTED, reasons.INFRASTRUCTURE, reasons.NEVER_RAN)
 
 Say = Callable[[str], None]
 
@@ -35,6 +38,7 @@ class Decision:
     job: Job | None
     words: str
     approved: bool = True  # False: only with --apply
+    continues: bool = False  # the run itself, with the rows that it has
 
 
 def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> int:
@@ -143,6 +147,8 @@ def _decide(
     job = seen.job
     if job is None:
         return [Decision(seen, None, f"{text}; it was started by hand: start its script again")]
+    if (cause in CONTINUED or (cause == reasons.CANCELLED and named)) and _has_got_further(seen, job):
+        return [_continued(seen, job, cause, text)]
     if job.attempt >= MOST_ATTEMPTS:
         side = "--paired" if job.framework == PAIRED else f"--framework {job.framework}"
         again = f"python main.py --benchmark {job.benchmark} --use_case {job.use_case} {side}"
@@ -157,13 +163,34 @@ def _decide(
         if not changed and include != "code":
             return [Decision(seen, None, f"{text}{_unchanged(seen)}")]
         text += "; the code has changed since" if changed else "; retried because of --include code"
-    changes = job.changes
-    if cause == reasons.INFRASTRUCTURE and (node := _failed_node(seen)):
-        before = directives.value(_directives(seen) or list(changes), "--exclude")
-        changes = (*_without(changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
-        text += f"; avoiding {node}"
+    changes, avoiding = _avoiding(seen, job, cause)
     job = dataclasses.replace(job, attempt=job.attempt + 1, changes=changes, delay=0)
-    return [Decision(seen, job, f"{text}; attempt {job.attempt} of {MOST_ATTEMPTS}")]
+    return [Decision(seen, job, f"{text}{avoiding}; attempt {job.attempt} of {MOST_ATTEMPTS}")]
+
+
+def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str]:
+    """Return the changes to a job whose node failed, and a note on them."""
+    if cause != reasons.INFRASTRUCTURE or not (node := _failed_node(seen)):
+        return job.changes, ""
+    before = directives.value(_directives(seen) or list(job.changes), "--exclude")
+    changes = (*_without(job.changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
+    return changes, f"; avoiding {node}"
+
+
+def _has_got_further(seen: RunView, job: Job) -> bool:
+    """Return whether this attempt finished a row, with the code that is here, and has others left."""
+    if job.trials or job.use_case == VALIDATE or seen.launch.code != submit.code_digest():
+        return False
+    rows = counted(seen.run.rows())
+    return any(row.status == FINISHED and row.attempt == job.attempt for row in rows) and any(map(interrupted, rows))
+
+
+def _continued(seen: RunView, job: Job, cause: str, text: str) -> Decision:
+    rows = counted(seen.run.rows())
+    done = sum(row.status == FINISHED for row in rows)
+    changes, avoiding = _avoiding(seen, job, cause)
+    job = dataclasses.replace(job, attempt=job.attempt + 1, changes=changes, delay=0)
+    return Decision(seen, job, f"{text}{avoiding}; continues, {done} of {len(rows)} rows are measured", continues=True)
 
 
 def _unchanged(seen: RunView) -> str:
@@ -260,5 +287,5 @@ def start(decisions: list[Decision], cluster: Cluster, results: Results, say: Sa
         by_target.setdefault(decision.job.target, []).append(decision)
     for group in by_target.values():
         planned = [decision.job for decision in group if decision.job]
-        after = [(decision.seen.id, decision.seen.group) for decision in group]
+        after = [submit.Before(one.seen.id, one.seen.group, one.continues) for one in group]
         submit.launch(planned, cluster, results, say, after)

@@ -69,11 +69,18 @@ class Script:
         return subprocess.run(["bash", str(self.path)], check=False).returncode
 
 
-def find(names: Collection[str], since: float) -> tuple[dict[str, queue.SlurmJob], queue.Answer]:
-    """Return Slurm's jobs with these names, submitted at or after ``since`` (s since 1970), and its answer."""
-    wanted = set(names)
-    answer = queue.ask([state.user()], since, lambda jobs: wanted <= {job.name for job in jobs})
-    return {job.name: job for job in answer.jobs if job.name in wanted}, answer
+def find(runs: Collection[Run], since: float) -> tuple[dict[str, queue.SlurmJob], queue.Answer]:
+    """Return Slurm's jobs of ``runs`` by their names, submitted at or after ``since`` (s since 1970), and its answer.
+
+    Jobs in which a run was interrupted before it continued are not among them.
+    """
+    earlier = {run.id: run.launch().earlier.split(",") for run in runs}
+
+    def mine(jobs: list[queue.SlurmJob]) -> dict[str, queue.SlurmJob]:
+        return {job.name: job for job in jobs if job.name in earlier and job.id not in earlier[job.name]}
+
+    answer = queue.ask([state.user()], since, lambda jobs: mine(jobs).keys() == earlier.keys())
+    return mine(answer.jobs), answer
 
 
 def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> list[str]:
@@ -162,7 +169,7 @@ def look_up(run: Run, since: float, patient: bool) -> str:
     """
     deadline, answered = time.time() + PATIENCE_SECONDS, False
     while True:
-        found, answer = find([run.id], since)
+        found, answer = find([run], since)
         if run.id in found:
             return found[run.id].id
         if answer.controller and (answered or not patient):

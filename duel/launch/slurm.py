@@ -116,7 +116,7 @@ def recover(launches: list[Launch], results: Results, say: Say) -> list[Launch]:
 
 def _adopt(runs: list[Run], since: float) -> list[Run]:
     """Record in ``runs`` their jobs, submitted at or after ``since`` (s since 1970); returns the runs without one."""
-    found, answer = sbatch.find([run.id for run in runs], since) if runs else ({}, None)
+    found, answer = sbatch.find(runs, since) if runs else ({}, None)
     for run in runs:
         if run.id in found:
             run.write_launch(slurm_job_id=found[run.id].id, adopted="found after an interruption")
@@ -150,7 +150,7 @@ def _settled(run: Run) -> bool:
 
 def _as(run_id: str, launch: Launch) -> Launch:
     """Return ``launch`` under another run id, and so in another group unless it follows an earlier attempt."""
-    group = launch.group if launch.after else run_id.removeprefix(f"{launch.job.framework}_")
+    group = launch.group if launch.after or launch.continues else run_id.removeprefix(f"{launch.job.framework}_")
     return replace(launch, run_id=run_id, group=group)
 
 

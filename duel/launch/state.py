@@ -74,7 +74,7 @@ def _job_of(seen: RunView, jobs: list[queue.SlurmJob]) -> queue.SlurmJob | None:
     wanted_user = seen.user or user()
     for job in jobs:
         named = job.name == seen.id if seen.job or not seen.slurm_job_id else seen.id.startswith(f"{job.name}-")
-        same_id = not seen.slurm_job_id or job.id == seen.slurm_job_id
+        same_id = job.id == seen.slurm_job_id or not (seen.slurm_job_id or job.id in seen.launch.earlier.split(","))
         if named and same_id and job.user == wanted_user:
             return job
     return None

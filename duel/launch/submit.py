@@ -21,11 +21,21 @@ from duel.job import Job
 from duel.launch import builds, directives, script, state
 from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
+from duel.states import TERMINAL
 from duel.status import LaunchRecord, Owner
 
 CODE = ("duel", "jax", "pytorch")
 
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Before:
+    """The run that a launch follows: a new run is another attempt at it, or the run itself ``continues``."""
+
+    run_id: str
+    group: str
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class Launch:
     run_id: str
     group: str  # what both sides have in common, through all attempts
     after: str = ""  # the run that this is another attempt at
+    continues: bool = False  # the run itself, which was interrupted
 
     @property
     def record(self) -> LaunchRecord:
@@ -47,20 +58,24 @@ class Launch:
         )
 
 
-def plan(jobs: list[Job], target: Target, after: list[tuple[str, str]] | None = None) -> list[Launch]:
+def plan(jobs: list[Job], target: Target, after: list[Before] | None = None) -> list[Launch]:
     """Return the launches of ``jobs``, all on ``target`` and with one stamp.
 
-    ``after``: for each job the run that it follows, and that run's group; each group then gets its own stamp. Raises
-    UserError if the target cannot run a job.
+    ``after``: what each of them follows; each group then gets its own stamp. Raises UserError if the target cannot run
+    a job.
     """
     found = []
     stamps: dict[str, str] = {}
     for place, job in enumerate(jobs):
-        before, group = after[place] if after else ("", "")
+        before = after[place] if after else Before("", "")
         own = target.for_job(job)
-        run_id = job.run_id(stamps.setdefault(group, stamp()))
-        group = group or run_id.removeprefix(f"{job.framework}_")
-        found.append(Launch(job, own, script.render(job, own), run_id, group, before))
+        text = script.render(job, own)
+        if before.continues:
+            found.append(Launch(job, own, text, before.run_id, before.group, continues=True))
+            continue
+        run_id = job.run_id(stamps.setdefault(before.group, stamp()))
+        group = before.group or run_id.removeprefix(f"{job.framework}_")
+        found.append(Launch(job, own, text, run_id, group, before.run_id))
     return found
 
 
@@ -89,7 +104,7 @@ def scheduler(target: Target) -> Scheduler:
 
 
 def launch(
-    jobs: list[Job], cluster: Cluster, results: Results, say: Say, after: list[tuple[str, str]] | None = None
+    jobs: list[Job], cluster: Cluster, results: Results, say: Say, after: list[Before] | None = None
 ) -> list[Run]:
     """Start ``jobs``, which are all for one target; returns their runs. ``after`` is as in ``plan``.
 
@@ -145,17 +160,20 @@ def check(launches: list[Launch]) -> None:
 def create(launches: list[Launch], results: Results, owner: Owner | None = None) -> list[Run]:
     """Create the runs' folders, all or none; those created by an interrupted submission are left as they are.
 
-    Without an ``owner`` the runs wait in Slurm's queue, under their own ids.
+    A run that continues is reopened. Without an ``owner`` the runs wait in Slurm's queue, under their own ids.
     """
     runs = [results.run(launch.run_id) for launch in launches]
     made = []
     try:
         for run, launch in zip(runs, launches, strict=True):
+            holder = owner or Owner(slurm_job_name=run.id)
+            if launch.continues and run.stored_status().state in TERMINAL:
+                _reopen(run, launch, holder)
             if run.folder.exists():
                 continue
             run.create(
                 launch.job.rows(),
-                owner=owner or Owner(slurm_job_name=run.id),
+                owner=holder,
                 target=launch.job.target,
                 script=launch.text,
                 launch=launch.record,
@@ -166,6 +184,13 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
             shutil.rmtree(run.folder, ignore_errors=True)
         raise
     return runs
+
+
+def _reopen(run: Run, launch: Launch, owner: Owner) -> None:
+    before = run.launch()
+    earlier = ",".join(filter(None, (before.earlier, before.slurm_job_id)))
+    cleared = {"slurm_job_id": "", "sent": "", "adopted": "", "refused": "", "slurm": None}
+    run.reopen(launch.job.rows(), launch.text, owner, job=launch.job, earlier=earlier, code=code_digest(), **cleared)
 
 
 @functools.cache

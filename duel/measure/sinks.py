@@ -51,10 +51,10 @@ class MetricsWriter:
 
 
 class MetricsReader:
-    """Reads the events that were appended since the last call."""
+    """Reads the events that were appended since it was made, or since the last call."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._path, self._offset = path, path.stat().st_size if path.exists() else 0
 
     def __call__(self) -> list[dict[str, Any]]:
         try:
@@ -95,6 +95,7 @@ class WandbSink:
             wandb.init,
             project=os.environ.get("WANDB_PROJECT", "duel"),
             id=row.run_id,
+            resume="allow",  # a run that was interrupted continues
             name=row.run_id,
             group=group,
             job_type=PAIRED if len(frameworks) > 1 else frameworks[0],

@@ -31,7 +31,7 @@ from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_cases, count, folder_name, target_name
-from duel.record import Row
+from duel.record import Row, counted
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED
 from duel.status import this_process
@@ -176,16 +176,17 @@ class _Work:
             raise _Stopped(signal.SIGTERM.name)
         run.write_status(state=RUNNING, started=utc(), phase="starting", owner=this_process())
         common = _common_columns(script) | {"group": run.group}
-        rows = [row.replace(**common) for row in run.rows()]
-        for row in rows:
-            run.write_row(row)
+        for row in run.left():
+            run.write_row(row.replace(**common))
+        every = run.rows()
+        rows = run.left()
         if place.size != (1 if spawn else job.ranks):
             raise UserError(
                 f"the job needs {job.ranks} tasks, one for each device; the target starts {place.size} "
                 "(--ntasks, --ntasks-per-node)"
             )
         if job.use_case != VALIDATE:  # a proof has no curves to watch
-            self._sink = WandbSink(run.folder, rows, probes.environment(), run.group)
+            self._sink = WandbSink(run.folder, every, probes.environment(), run.group)
             run.write_status(wandb=self._sink.note)
             print(self._sink.note, flush=True)
         reader = MetricsReader(run.metrics)
@@ -194,7 +195,8 @@ class _Work:
         lost: set[int | None] = set()  # points for which no ratio is possible any more
         following = search.rows(run, rows, job.trials, self._results.folder) if job.trials else iter(rows)
         for nth, row in enumerate(following, 1):
-            part = f"row {nth} of {len(rows)}, {row.framework}" if len(rows) > 1 else ""
+            done = len(counted(every)) - len(rows)
+            part = f"row {done + nth} of {done + len(rows)}, {row.framework}" if done + len(rows) > 1 else ""
             part = f"trial {nth}, {row.framework} {row.mode}" if job.trials else part
             run.write_status(part=part, phase="starting")
             if not measure_row(run, row, self._team, reader, self._sink, self._retries(row, lost)):
@@ -319,7 +321,7 @@ def _common_columns(script: str | None) -> dict[str, Any]:
 
 def _is_complete(run: Run) -> bool:
     """Return whether every row has been measured or need not be."""
-    rows = run.rows()
+    rows = counted(run.rows())
     return bool(rows) and all(row.status in (FINISHED, SKIPPED) for row in rows)
 
 
@@ -328,6 +330,7 @@ def _verdict(rows: list[Row], job: Job) -> tuple[str, str, str | None, int]:
 
     In a search, a row that does not run is an answer too, if another of its side did.
     """
+    rows = counted(rows)
     ran = {row.framework for row in rows if row.status == FINISHED} if job.trials else set()
     rows = [row for row in rows if row.status == FINISHED or row.framework not in ran]
     failed = [row for row in rows if row.status not in (FINISHED, SKIPPED)]

@@ -221,7 +221,8 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
         return Outcome([pairs], why=why, barred=any(row.comparable for row in barred))
     if bad := [text for pair in pairs for row in pair if (text := no_figure(row))]:
         return Outcome([pairs], why="; ".join(bad))
-    if changed := changes(pairs, UNCHANGED):
+    parts = _parts(pairs)
+    if changed := [name for part in parts for name in changes(part, UNCHANGED)]:
         return Outcome([pairs], why=f"{COMPARABLE}, but repeats differ: {', '.join(changed)}")
     if len(pairs) < CLAIM_PAIRS:
         preset = PRESETS.get(str(pairs[0][0].preset))
@@ -229,8 +230,19 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
         alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
         count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
         why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
-        return Outcome([pairs], why=why, indicative=math.exp(statistics.fmean(logs(pairs))))
-    return claim([pairs])
+        return Outcome(parts, why=why, indicative=math.exp(statistics.fmean(logs(pairs))))
+    try:
+        return claim(parts)
+    except ValueError as error:  # such as two parts of two pairs each
+        return Outcome(parts, why=str(error))
+
+
+def _parts(pairs: Session) -> list[Session]:
+    """Return the pairs of a group before and after each interruption: another hour, and maybe another node."""
+    found: dict[int | None, Session] = {}
+    for pair in pairs:
+        found.setdefault(pair[0].attempt, []).append(pair)
+    return list(found.values())
 
 
 def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:

@@ -65,7 +65,7 @@ def _difference(one: Outcome, other: Outcome) -> str:
 
 
 def _together(same: list[Outcome], apart: list[str]) -> Outcome:
-    sessions = split([outcome.pairs for outcome in same])
+    sessions = split([part for outcome in same for part in outcome.sessions])
     if len(sessions) < CLAIM_SESSIONS and sum(map(len, sessions)) < CLAIM_PAIRS:
         last = same[-1]
         return Outcome([last.pairs], why=last.why, indicative=last.indicative, apart=apart)

@@ -1,0 +1,163 @@
+"""A run that was interrupted continues with what it has not measured, in its own records."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from test_pairs import sides
+
+from duel.catalogue import PAIRED
+from duel.job import Job
+from duel.launch import cluster, resubmit, state, submit
+from duel.launch.submit import Before
+from duel.launch.views import RunView
+from duel.measure import supervisor
+from duel.record import Row, counted
+from duel.report.pairs import outcomes
+from duel.report.sessions import over_sessions
+from duel.results import Results, Run
+from duel.states import FAILED, FINISHED, QUEUED, RUNNING
+from duel.status import LaunchRecord, Owner
+
+JOB = Job(PAIRED, "mnist", 1, "standard", "fp32", None, "local")
+NOW = "2026-11-25T10:00:00Z"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+def interrupted(results: Results, finished: int, why: str = "warned", job: Job = JOB) -> Run:
+    """A run of four pairs that finished so many rows, was in the next one, and then ended."""
+    run = results.run(job.run_id())
+    record = LaunchRecord(job=job, pair="g", code=submit.code_digest(), slurm_job_id="41", earlier="17")
+    run.create(job.rows(), owner=Owner(slurm_job_name=run.id), target="local", script="old", launch=record)
+    run.write_status(state=RUNNING, started=NOW, slurm_job_id="41")
+    for row in run.rows()[:finished]:
+        run.write_row(row.replace(status=FINISHED, started=NOW, ended=NOW, throughput=1.0))
+    if finished < len(run.rows()):
+        row = run.read_row(finished)
+        run.write_row(
+            row.replace(status=FAILED, started=NOW, ended=NOW, cause="ended by SIGUSR2", why=why, partial="x")
+        )
+    run.settle(state=FAILED, cause="ended by SIGUSR2", why=why)
+    return run
+
+
+def decision(results: Results, *named: str) -> resubmit.Decision:
+    views = [state._own(run) for run in results.runs()]
+    (found,) = resubmit.decide(views, views, set(named), None)
+    return found
+
+
+def continued(results: Results, run: Run) -> None:
+    found = decision(results)
+    assert found.continues
+    assert found.job is not None
+    target = cluster.load(ROOT / "cluster.yaml").targets["local"]
+    launches = submit.plan([found.job], target, [Before(run.id, run.group, True)])
+    assert submit.create(launches, results) == [run]
+    stored = [path.read_text() for path in sorted(run.rows_folder.iterdir())]
+    assert submit.create(launches, results) == [run]
+    assert [path.read_text() for path in sorted(run.rows_folder.iterdir())] == stored, "once is enough"
+
+
+def key(row: Row) -> tuple[str | None, int | None]:
+    return row.framework, row.repeat
+
+
+@pytest.mark.parametrize(("finished", "new", "left"), [(1, 2, 8), (2, 1, 6), (3, 2, 6), (7, 2, 2)])
+def test_it_continues_at_the_first_pair_that_it_does_not_have(
+    results: Results, finished: int, new: int, left: int
+) -> None:
+    run = interrupted(results, finished)
+    before = run.rows()
+    continued(results, run)
+    rows = run.rows()
+    assert rows[: finished + 1] == before[: finished + 1], "what was measured stays, and so does what was begun"
+    assert len(rows) == 8 + new
+    assert [key(row) for row in run.left()] == [key(row) for row in JOB.rows()][8 - left :], "in the planned order"
+    assert {row.attempt for row in run.left()} == {2}
+    assert all(row.started is None and row.status == QUEUED and row.run_id == run.id for row in run.left())
+    launch = run.launch()
+    assert (launch.slurm_job_id, launch.earlier, launch.pair) == ("", "17,41", "g")
+    assert launch.job == dataclasses.replace(JOB, attempt=2)
+    status = run.stored_status()
+    assert (status.state, status.started, status.cause, status.slurm_job_id) == (QUEUED, "", "", "")
+    assert run.script.read_text() != "old"
+
+
+@pytest.mark.parametrize(
+    ("finished", "why", "job"),
+    [(0, "warned", JOB), (8, "warned", JOB), (3, "code", JOB), (3, "warned", dataclasses.replace(JOB, trials=8))],
+)
+def test_otherwise_it_is_another_attempt_or_none(results: Results, finished: int, why: str, job: Job) -> None:
+    interrupted(results, finished, why, job)
+    assert not decision(results).continues
+
+
+def test_a_run_with_other_code_does_not_continue(results: Results) -> None:
+    run = interrupted(results, 4)
+    run.write_launch(code="other")
+    assert not decision(results).continues
+
+
+def test_it_continues_as_often_as_it_gets_further(results: Results) -> None:
+    run = interrupted(results, 2)
+    for done in (4, 6):
+        continued(results, run)
+        for row in run.left()[:2]:
+            run.write_row(row.replace(status=FINISHED, started=NOW, ended=NOW))
+        for row in run.left()[:1]:
+            run.write_row(row.replace(status=FAILED, started=NOW, ended=NOW, why="warned"))
+        run.write_status(state=RUNNING, started=NOW)
+        run.settle(state=FAILED, why="warned", cause="ended by SIGUSR2")
+        assert f"continues, {done} of 8 rows are measured" in decision(results).words
+    continued(results, run)
+    run.write_status(state=RUNNING, started=NOW)
+    run.settle(state=FAILED, why="warned", cause="ended by SIGUSR2")
+    assert not decision(results).continues, "this attempt has measured nothing"
+
+
+def test_a_continued_run_is_finished_by_the_last_try_of_each_row(results: Results) -> None:
+    run = interrupted(results, 3)
+    continued(results, run)
+    assert not supervisor._is_complete(run)
+    for row in run.left():
+        run.write_row(row.replace(status=FINISHED))
+    assert supervisor._is_complete(run)
+    assert supervisor._verdict(run.rows(), JOB)[0] == FINISHED
+    assert [row.status for row in run.rows()].count(FAILED) == 1
+    assert len(counted(run.rows())) == 8
+
+
+def test_an_earlier_job_is_not_taken_for_the_one_that_continues(results: Results) -> None:
+    run = interrupted(results, 2)
+    continued(results, run)
+    view = RunView(run, run.stored_status(), run.launch())
+    jobs = [job_named(run.id, number) for number in ("17", "41")]
+    assert state._job_of(view, jobs) is None
+    assert state._job_of(view, [*jobs, job_named(run.id, "52")]) == job_named(run.id, "52")
+
+
+def job_named(name: str, number: str) -> state.queue.SlurmJob:
+    return state.queue.SlurmJob(number, name, state.user(), "FAILED", "FAILED", "", "n1", "", "", "0:0")
+
+
+def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:
+    """On another node each process has another device: within each part they must still be the same."""
+    from test_comparability import judged
+
+    names = {"group": "g", "run_id": "paired_mnist_1-1", "repeats": 4, "pair": "p"}
+    rows = [dataclasses.replace(row, row=number, **names) for number, row in enumerate(sides([1.5, 1.51, 1.49, 1.5]))]
+    moved = [
+        dataclasses.replace(row, attempt=2, device_id="other", host="n2") if (row.repeat or 0) > 1 else row
+        for row in rows
+    ]
+    (outcome,) = outcomes(judged(moved))
+    assert [len(session) for session in outcome.sessions] == [2, 2]
+    assert "repeats differ" not in outcome.why
+    (merged,) = over_sessions([outcome])
+    assert len(merged.sessions) == 2
