@@ -1,5 +1,7 @@
 """Duel compares JAX with PyTorch on a Slurm cluster: the framework-neutral part."""
 
+import os
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent  # of the checkout
+CODE = Path(__file__).resolve().parent.parent  # of this code: the checkout, or the copy that a submission made of it
+ROOT = Path(os.environ.get("DUEL_CHECKOUT") or CODE)  # of the checkout, which has records, data and environments

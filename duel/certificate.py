@@ -12,7 +12,7 @@ import tokenize
 from pathlib import Path
 from typing import TypedDict
 
-from duel import ROOT, files
+from duel import CODE, files
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
 from duel.files import Damaged
@@ -54,7 +54,7 @@ def check_files(benchmark: str) -> None:
     """Raise UserError if a file that makes up either side of ``benchmark`` is missing."""
     for framework in FRAMEWORKS:
         for name in (f"models/{benchmark}.py", *TWIN_FILES):
-            if not (ROOT / framework / name).is_file():
+            if not (CODE / framework / name).is_file():
                 sides = " and ".join(f"{side}/" for side in FRAMEWORKS)
                 raise UserError(f"{framework}/{name} is missing; benchmark {benchmark} needs {name} in {sides}")
 
@@ -70,9 +70,9 @@ def code_sha256(benchmark: str, size: str) -> str:
     digest = hashlib.sha256(repr((entry.loss, entry.sizes[size])).encode())
     for framework in FRAMEWORKS:
         for name in (f"models/{benchmark}.py", *TWIN_FILES):
-            digest.update(_statements(ROOT / framework / name))
+            digest.update(_statements(CODE / framework / name))
     for name in (*SHARED_FILES, *PROOF_FILES):
-        digest.update(_statements(ROOT / name))
+        digest.update(_statements(CODE / name))
     return digest.hexdigest()
 
 

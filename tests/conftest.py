@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -95,6 +96,12 @@ def interpreter(framework: str) -> str:
     python = ROOT / ".venv" / framework / "bin" / "python"
     assert python.exists(), f"no {python.relative_to(ROOT)}: run 'make {framework}-env' first"
     return str(python)
+
+
+def without_copy(script: str) -> str:
+    """A run's script as the one to start by hand has it: with the code of the checkout instead of its copy."""
+    lines = [line for line in script.splitlines() if not line.startswith(("# sha256", "export DUEL_CHECKOUT="))]
+    return re.sub(r"results/trees/[0-9a-f]{12}/", "", "\n".join(lines))
 
 
 def packages(folder: Path, *names: str) -> Path:

@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT
 from test_pairs import sides
 
+from duel import tree
 from duel.catalogue import PAIRED
 from duel.job import Job
 from duel.launch import cluster, resubmit, state, submit
@@ -32,7 +33,7 @@ def results(tmp_path: Path) -> Results:
 def interrupted(results: Results, finished: int, why: str = "warned", job: Job = JOB) -> Run:
     """A run of four pairs that finished so many rows, was in the next one, and then ended."""
     run = results.run(job.run_id())
-    record = LaunchRecord(job=job, pair="g", code=submit.code_digest(), slurm_job_id="41", earlier="17")
+    record = LaunchRecord(job=job, pair="g", code=tree.digest(), slurm_job_id="41", earlier="17")
     run.create(job.rows(), owner=Owner(slurm_job_name=run.id), target="local", script="old", launch=record)
     run.write_status(state=RUNNING, started=NOW, slurm_job_id="41")
     for row in run.rows()[:finished]:

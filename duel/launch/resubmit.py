@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from duel import files
+from duel import files, tree
 from duel.catalogue import PAIRED, VALIDATE
 from duel.files import Damaged
 from duel.job import Job
@@ -159,7 +159,7 @@ def _decide(
     if cause == reasons.CANCELLED and not named:
         return [Decision(seen, None, f"{text}; retried only by name: 'resubmit {seen.id}'")]
     if cause == reasons.CODE:
-        changed = seen.launch.code != submit.code_digest()
+        changed = seen.launch.code != tree.digest()
         if not changed and include != "code":
             return [Decision(seen, None, f"{text}{_unchanged(seen)}")]
         text += "; the code has changed since" if changed else "; retried because of --include code"
@@ -179,7 +179,7 @@ def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str
 
 def _has_got_further(seen: RunView, job: Job) -> bool:
     """Return whether this attempt finished a row, with the code that is here, and has others left."""
-    if job.trials or job.use_case == VALIDATE or seen.launch.code != submit.code_digest():
+    if job.trials or job.use_case == VALIDATE or seen.launch.code != tree.digest():
         return False
     rows = counted(seen.run.rows())
     return any(row.status == FINISHED and row.attempt == job.attempt for row in rows) and any(map(interrupted, rows))

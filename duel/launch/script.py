@@ -42,8 +42,8 @@ def _case_patterns(patterns: Sequence[str]) -> str:
 ENVIRONMENT = _environment()
 
 
-def render(job: Job, target: Target, root: Path = ROOT) -> str:
-    """Return the script of ``job`` on ``target``, for a checkout at ``root``.
+def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None) -> str:
+    """Return the script of ``job`` on ``target``, for a checkout at ``root``, with the ``code`` there or in a copy.
 
     Values are quoted for the shell; the target's own lines pass unchanged. Raises UserError if the target cannot run
     the job, has no interpreter for it, or if the path of the checkout cannot appear in a directive.
@@ -62,6 +62,9 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
     exports = {"WANDB_PROJECT": target.wandb.project}
     if target.wandb.mode != "auto" or not target.internet:
         exports["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
+    if code is not None:
+        exports["DUEL_CHECKOUT"] = str(root)
+    program = f"{lead}/run.py" if code is None else os.path.relpath(code / lead / "run.py", root)
     device = ["--device", target.device] if target.device and not job.device else []
     options = [*job.options, *device, f"--data={target.data}"]
     options += [f"--paired={other}={pythons[other]}" for other in others]
@@ -96,7 +99,7 @@ def render(job: Job, target: Target, root: Path = ROOT) -> str:
         given=variables.GIVEN,
         python=pythons[lead],
         remedy=f"(cluster.yaml: targets.{job.target}.python.{lead}); make {lead}-env makes one",
-        command=shlex.join([f"{lead}/run.py", *options]),
+        command=shlex.join([program, *options]),
     )
     return seal(text)
 

@@ -5,8 +5,6 @@ with the run's id as job name. So if the driver dies at any point, the same comm
 by name what reached Slurm, and sends the rest.
 """
 
-import functools
-import hashlib
 import os
 import re
 import shutil
@@ -14,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from duel import ROOT, certificate, variables
+from duel import ROOT, certificate, tree, variables
 from duel.errors import UserError
 from duel.files import stamp
 from duel.job import Job
@@ -23,8 +21,6 @@ from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
 from duel.states import TERMINAL
 from duel.status import LaunchRecord, Owner
-
-CODE = ("duel", "jax", "pytorch")
 
 Say = Callable[[str], None]
 
@@ -54,7 +50,7 @@ class Launch:
     def record(self) -> LaunchRecord:
         """What launch.json keeps of it."""
         return LaunchRecord(
-            job=self.job, pair=self.group, after=self.after, code=code_digest(), user=state.user(), cluster=""
+            job=self.job, pair=self.group, after=self.after, code=tree.digest(), user=state.user(), cluster=""
         )
 
 
@@ -160,22 +156,24 @@ def check(launches: list[Launch]) -> None:
 def create(launches: list[Launch], results: Results, owner: Owner | None = None) -> list[Run]:
     """Create the runs' folders, all or none; those created by an interrupted submission are left as they are.
 
-    A run that continues is reopened. Without an ``owner`` the runs wait in Slurm's queue, under their own ids.
+    Each gets the script that runs a copy of the code as it is now. A run that continues is reopened. Without an
+    ``owner`` the runs wait in Slurm's queue, under their own ids.
     """
     runs = [results.run(launch.run_id) for launch in launches]
-    made = []
+    code, made = tree.copy(results.folder), []
     try:
         for run, launch in zip(runs, launches, strict=True):
+            text = script.render(launch.job, launch.target, code=code)
             holder = owner or Owner(slurm_job_name=run.id)
             if launch.continues and run.stored_status().state in TERMINAL:
-                _reopen(run, launch, holder)
+                _reopen(run, launch, text, holder)
             if run.folder.exists():
                 continue
             run.create(
                 launch.job.rows(),
                 owner=holder,
                 target=launch.job.target,
-                script=launch.text,
+                script=text,
                 launch=launch.record,
             )
             made.append(run)
@@ -186,17 +184,8 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
     return runs
 
 
-def _reopen(run: Run, launch: Launch, owner: Owner) -> None:
+def _reopen(run: Run, launch: Launch, text: str, owner: Owner) -> None:
     before = run.launch()
     earlier = ",".join(filter(None, (before.earlier, before.slurm_job_id)))
     cleared = {"slurm_job_id": "", "sent": "", "adopted": "", "refused": "", "slurm": None}
-    run.reopen(launch.job.rows(), launch.text, owner, job=launch.job, earlier=earlier, code=code_digest(), **cleared)
-
-
-@functools.cache
-def code_digest() -> str:
-    """Return a digest of the code that jobs run: the first 12 hex digits of a hash over all of its Python files."""
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:12]
+    run.reopen(launch.job.rows(), text, owner, job=launch.job, earlier=earlier, code=tree.digest(), **cleared)

@@ -5,7 +5,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,24 +36,6 @@ def user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container without a passwd entry
         return str(os.getuid())
-
-
-def git(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of ``root`` and whether tracked files differ from it; (None, None) outside a git checkout.
-
-    cluster.yaml does not count: each site has its own, and the run's script shows what became of it.
-    """
-
-    def ask(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
-
-    try:
-        return ask("rev-parse", "HEAD"), bool(
-            ask("status", "--porcelain", "--untracked-files=no", "--", ".", ":!cluster.yaml")
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None, None
 
 
 def usable_cpus() -> list[int]:

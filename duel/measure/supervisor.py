@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel import ROOT, variables
+from duel import CODE, ROOT, tree, variables
 from duel.arguments import Parser
 from duel.catalogue import FRAMEWORKS, MANY, PAIRED, PRESETS, TRIAL, VALIDATE
 from duel.comparability import judged
@@ -62,7 +62,7 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
         other, _, python = args.paired.partition("=")
         if other not in FRAMEWORKS or other == framework or shutil.which(python) is None:
             parser.error(f"--paired {args.paired}: expected another framework's name, '=' and its interpreter")
-        commands[other] = [python, "-u", str(ROOT / other / "run.py")]
+        commands[other] = [python, "-u", str(CODE / other / "run.py")]
     named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
     options = {name: getattr(args, name) for name in named}
     options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
@@ -309,7 +309,7 @@ def _print_verdicts(run: Run, rows: list[Row]) -> None:
 
 
 def _common_columns(script: str | None) -> dict[str, Any]:
-    sha, dirty = probes.git(ROOT)
+    sha, dirty = tree.commit()
     missing = {} if sha else {"git_sha": "the code is not in a git checkout", "git_dirty": "no git checkout"}
     slurm = os.environ.get("SLURM_JOB_ID")
     missing |= {} if slurm else {"slurm_job_id": "not run under Slurm", "restarts": "not run under Slurm"}

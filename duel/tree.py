@@ -1,0 +1,77 @@
+"""The code that jobs run: its digest, its commit, and the copy of it that a submission makes.
+
+A job may wait for a night, and its attempts for longer: they run the code of the submission, not what the checkout has
+become since. All submissions of the same code share a copy, ``results/trees/<digest>``.
+"""
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from duel import CODE, ROOT
+from duel.errors import UserError
+
+FOLDERS = ("duel", "jax", "pytorch")
+RECORD = "tree.json"
+
+
+@functools.cache
+def digest(root: Path = CODE) -> str:
+    """Return the first 12 hex digits of a hash over all Python files of the code in ``root``."""
+    found = hashlib.sha256()
+    for path in _files(root):
+        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(path for folder in FOLDERS for path in (root / folder).rglob("*.py"))
+
+
+def commit() -> tuple[str | None, bool | None]:
+    """Return the commit of this code and whether tracked files differ from it; (None, None) if it has none.
+
+    cluster.yaml does not count: each site has its own, and the run's script shows what became of it.
+    """
+    if CODE != ROOT:  # a copy: as it was when that was made
+        stored = json.loads((CODE / RECORD).read_text())
+        return stored["git_sha"], stored["git_dirty"]
+
+    def ask(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+
+    try:
+        return ask("rev-parse", "HEAD"), bool(
+            ask("status", "--porcelain", "--untracked-files=no", "--", ".", ":!cluster.yaml")
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def copy(results: Path) -> Path:
+    """Return the copy of this code in ``results``, which is made unless it is there. Raises UserError without room."""
+    place = results / "trees" / digest()
+    if place.is_dir():
+        return place
+    new = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        for path in _files(CODE):
+            target = new / path.relative_to(CODE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+        sha, dirty = commit()
+        (new / RECORD).write_text(json.dumps({"git_sha": sha, "git_dirty": dirty}) + "\n")
+        new.rename(place)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        if place.is_dir():  # another driver was faster
+            return place
+        why = "there is no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        raise UserError(f"{place}: the code of this submission cannot be kept: {why}") from error
+    return place
