@@ -20,14 +20,24 @@ def test_a_waiting_job_runs_the_code_of_its_submission(site: Site) -> None:
     site.target(*CPU, "--hold")
     site.main("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke", "--framework", "jax")
     run = site.only()
-    (copy,) = (site.root / "results" / "trees").iterdir()
+    (copy,) = (site.folder / "results" / "trees").iterdir()
     assert run.launch().code == copy.name
     for name in ("duel/measure/timed.py", "jax/training.py"):
-        (site.root / name).write_text("this is not Python\n")
+        (site.folder / name).write_text("this is not Python\n")
     site.slurm.run("scontrol", "release", run.launch().slurm_job_id)
     site.wait_for_state(run, "finished", "failed")
     assert run.stored_status().state == "finished", run.log.read_text()
     assert run.rows()[0].status == "finished"
+    said = site.main("verify", run.id)
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["script", "script", "code", "evidence"]
+    assert said.count(" ok ") == 4
+    assert "DIFFERS" not in said
+    run.script.write_text(run.script.read_text() + "# more\n")
+    (copy / "jax" / "training.py").write_text("\n")
+    (evidence,) = run.evidence_files(0)
+    evidence.write_bytes(evidence.read_bytes() + b"0")
+    said = site.main("verify", run.id, expect=1)
+    assert said.count("DIFFERS") == 4
 
 
 def test_submissions_of_the_same_code_share_a_copy_that_has_all_of_it(tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ def logs(args: argparse.Namespace, results: "Results") -> int:
     return 0
 
 
+def verify(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import manage, verify
+
+    found, good = verify.verify(manage.find(results, args.run), results)
+    terminal.show(found)
+    return 0 if good else 1
+
+
 def cancel(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import manage, state
     from duel.table import merge

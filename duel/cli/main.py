@@ -131,8 +131,12 @@ def _status_options(parser: Parser) -> None:
     how.add_argument("--watch", action="store_true", help="redraw every second until all runs have ended")
 
 
-def _logs_options(parser: Parser) -> None:
+def _run_option(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="run id or its beginning")
+
+
+def _logs_options(parser: Parser) -> None:
+    _run_option(parser)
     parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
 
 
@@ -233,6 +237,7 @@ COMMANDS = (
     Command("status", "show every run and what it is doing", commands.status, _status_options),
     Command("compare", "compare both sides of runs, with the ratio", commands.compare, _choosing("compared")),
     Command("logs", "print a run's output", commands.logs, _logs_options),
+    Command("verify", "check that a run was what was rendered", commands.verify, _run_option),
     Command("cancel", "cancel queued or running runs", commands.cancel, _choosing("cancelled")),
     Command("resubmit", "resubmit unfinished runs, depending on why they failed", commands.resubmit, _resubmit_options),
     Command("study", "plan, start and continue the points of a study", commands.study, _study_options),

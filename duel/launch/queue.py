@@ -67,7 +67,7 @@ def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], 
     who = ",".join(sorted(set(users) - set(unknown)))
     if not who:
         return Answer([], notes, controller=False, accounting=None)
-    queued = _output(["squeue", "--states=all", "--noheader", f"--user={who}", "-O", SQUEUE], "the queue", notes)
+    queued = output(["squeue", "--states=all", "--noheader", f"--user={who}", "-O", SQUEUE], "the queue", notes)
     jobs = _from_squeue(queued or "")
     recorded = None
     asked = not known(list(jobs.values()))
@@ -75,7 +75,7 @@ def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], 
         begin, end = _local(max(0.0, since - MARGIN_SECONDS)), _local(time.time() + MARGIN_SECONDS)
         options = ["-X", "-P", "-D", "-n", f"--delimiter={SEPARATOR}", f"--state={SACCT_STATES}", "-o", SACCT]
         span = [f"--user={who}", f"--starttime={begin}", f"--endtime={end}"]
-        recorded = _output(["sacct", *options, *span], "the accounting", notes)
+        recorded = output(["sacct", *options, *span], "the accounting", notes)
         jobs = _from_sacct(recorded or "") | jobs  # the queue is more recent
     return Answer(list(jobs.values()), notes, queued is not None, recorded is not None if asked else None)
 
@@ -86,7 +86,7 @@ _known_name: list[str] = []
 def cluster_name() -> str:
     """Return Slurm's name of the cluster that answers here; empty if it does not, and then the next call asks again."""
     if not _known_name:
-        text = _output(["scontrol", "show", "config"], "the cluster's name", []) or ""
+        text = output(["scontrol", "show", "config"], "the cluster's name", []) or ""
         _known_name.extend(re.findall(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)[:1])
     return "".join(_known_name)
 
@@ -107,7 +107,7 @@ def _local(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
-def _output(command: list[str], what: str, notes: list[str]) -> str | None:
+def output(command: list[str], what: str, notes: list[str]) -> str | None:
     """Return what ``command`` prints; if it fails, return None and append the reason to ``notes``."""
     # The user's formats, filters and clusters are meant for the user's own calls.
     unwanted = ("SQUEUE_", "SACCT_", "SLURM_")
