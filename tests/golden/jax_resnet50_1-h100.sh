@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: ce9bb86c7fcbcaf977758f3c3f0bc229059353e7ba298f28fc54644b9a2451a0
+# sha256 of the other lines: b573ebb98f1b96fa022011654ee04b4662cdbcd6f65759fa7834a556c1319396
 # Duel: jax, resnet50, use case 1 (training on one device), preset standard, fp32, target h100.
 # Rendered from templates/slurm.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
-# By hand, any number of times, each a run of its own under results/runs/:
+# To start it by hand, any number of times (each start is a separate run under results/runs/):
 #     sbatch slurm_scripts/jax_resnet50_1.sh
 #SBATCH --job-name=jax_resnet50_1
 #SBATCH --output=/opt/duel/results/logs/%j_0_log.out
@@ -15,15 +15,15 @@
 #SBATCH --gpus-per-node=h100:1
 #SBATCH --time=00:30:00
 set -eo pipefail
-export DUEL_SCRIPT="$(cat -- "$0")"  # kept with the run, and told apart from a script that was changed by hand
+export DUEL_SCRIPT="$(cat -- "$0")"  # kept with the run; it shows whether the script was edited by hand
 cd -- /opt/duel || exit 97
 if [[ -z ${SLURM_JOB_ID-} ]]; then
     echo "$0 is for Slurm: sbatch slurm_scripts/jax_resnet50_1.sh" >&2
     exit 98
 fi
-# The driver hands the run's id over as the job's name; by hand run.py makes one.
+# The driver passes the run's id as the job's name; for a script started by hand, run.py creates one.
 if [[ ${SLURM_JOB_NAME-} == jax_resnet50_1-* ]]; then export DUEL_RUN_ID=$SLURM_JOB_NAME; fi
-# The job is this script, as Slurm copied it, and not a shell in which somebody has called it.
+# True only if Slurm itself runs this script, not if someone calls it from a shell inside another job.
 if [[ ${0##*/} == slurm_script ]]; then export DUEL_SLURM_JOB_ID=$SLURM_JOB_ID; fi
 # Variables that frameworks, compilers and math libraries obey come from cluster.yaml, not from the calling shell.
 for variable in $(compgen -e); do
@@ -61,14 +61,14 @@ srun --ntasks-per-node=1 --ntasks=1 bash -eo pipefail -c 'mkdir -p /tmp/duel
 task='cd -- /opt/duel || exit 97
 export TMPDIR="/tmp/duel"
 command -v -- "$1" >/dev/null || { echo "$0: no interpreter $1 (cluster.yaml: targets.h100.python.jax); make jax-env makes one" >&2; exit 96; }
-export DUEL_VARIABLES="$(compgen -e)"  # what the target has set stays
+export DUEL_VARIABLES="$(compgen -e)"  # variables set by the target stay
 exec "$@"
 '
-[[ ${SLURM_EXPORT_ENV-} != ALL,* ]] || export SLURM_EXPORT_ENV=ALL  # srun would set again what is unset above
+[[ ${SLURM_EXPORT_ENV-} != ALL,* ]] || export SLURM_EXPORT_ENV=ALL  # or srun would restore what is unset above
 [[ -z ${SLURM_CPUS_PER_TASK-} ]] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not inherit it
 
-# The warning before a time limit reaches this shell alone (--signal=B:USR2): it is passed on. bash runs a trap only
-# between commands, so the launcher runs beside it, and an interrupted wait is taken up again.
+# The warning before a time limit reaches only this shell (--signal=B:USR2), so it is passed on. bash runs traps
+# only between commands, so the launcher runs in the background, and an interrupted wait is resumed.
 launched= again=
 trap 'again=1; [[ -z $launched ]] || kill -USR2 "$launched" || :' USR2
 trap 'again=1; [[ -z $launched ]] || kill -TERM "$launched" || :' TERM

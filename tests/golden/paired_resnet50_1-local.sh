@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: ca0adc52763288fdbaffd2821e850ac8478592f54b8de4afdb4c4e52f8b56258
+# sha256 of the other lines: 6404c247cd40a67d99c548e59a2b4e3e996a7e9d95a652c664036221c6187b67
 # Duel: jax and pytorch in turn, resnet50, use case 1 (training on one device), preset standard, fp32, target local.
 # Rendered from templates/job.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
-# By hand, any number of times, each a run of its own under results/runs/:
+# To start it by hand, any number of times (each start is a separate run under results/runs/):
 #     bash slurm_scripts/paired_resnet50_1.sh
 set -eo pipefail
-export DUEL_SCRIPT="$(cat -- "$0")"  # kept with the run, and told apart from a script that was changed by hand
+export DUEL_SCRIPT="$(cat -- "$0")"  # kept with the run; it shows whether the script was edited by hand
 cd -- /opt/duel || exit 97
 # Variables that frameworks, compilers and math libraries obey come from cluster.yaml, not from the calling shell.
 for variable in $(compgen -e); do
@@ -43,5 +43,5 @@ if ! command -v -- "$python" >/dev/null; then
     echo "$0: no interpreter $python (cluster.yaml: targets.local.python.jax); make jax-env makes one" >&2
     exit 96
 fi
-export DUEL_VARIABLES="$(compgen -e)"  # what the target has set stays
+export DUEL_VARIABLES="$(compgen -e)"  # variables set by the target stay
 exec "$python" jax/run.py --benchmark resnet50 --use_case 1 --preset standard --precision fp32 --target local --data=data --paired=pytorch=.venv/pytorch/bin/python
