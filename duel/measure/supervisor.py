@@ -203,9 +203,12 @@ class _Work:
                 lost.add(row.point)
 
     def _retries(self, row: Row, lost: set[int | None]) -> int:
-        """Return how often ``row`` may be measured again if others disturb it; not in ``lost`` points."""
+        """Return how often ``row`` may be measured again if others disturb it; not in ``lost`` points.
+
+        In a search not once that did not help: the machine is busy.
+        """
         if self._job.trials:
-            return TRIAL_RETRIES
+            return 0 if lost else TRIAL_RETRIES
         claims = self._job.framework == PAIRED and PRESETS[self._job.preset].thorough
         return RETRIES if claims and row.point not in lost else 0
 
