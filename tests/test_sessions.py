@@ -144,6 +144,24 @@ def test_the_noise_floor_is_of_processes_of_one_session_alone(pairs: int) -> Non
     assert outcome.kind == "JAX is faster"
 
 
+def test_a_framework_is_compared_with_itself_in_a_mode_with_the_same_switches() -> None:
+    """As in 'tuned' where 'default' was the fastest: with one pair in a session there is no other way."""
+    default = [session([1.5], 2.0 * hour, pair="d", mode="default") for hour in range(3)]
+    tuned = [
+        [
+            dataclasses.replace(row, switches="other" if row.framework == "pytorch" else row.switches)
+            for row in session([1.5 * (1 + 0.01 * hour)], 2.0 * hour + 0.2, pair="t", mode="tuned")
+        ]
+        for hour in range(3)
+    ]
+    first, second = points.lines(found(*default, *tuned))
+    assert (first.jax_itself, first.pytorch_itself) == (None, None)
+    assert second.jax_itself == pytest.approx(1.01, abs=0.001), "the middle one of the three is 1 % faster"
+    assert second.pytorch_itself is None, "its switches differ"
+    assert second.jax_itself_low is not None
+    assert second.jax_itself_low < 1.01
+
+
 def test_a_framework_that_drifts_within_every_session_differs_from_itself() -> None:
     """By as much in each of three sessions: the later of two processes is a tenth slower. The other does not."""
     each = []

@@ -1,6 +1,7 @@
 """How far each framework differs from itself, which shows how far a ratio of the two can be trusted.
 
-Consecutive processes of one side and session measured the same thing: whatever their ratio shows is noise.
+Consecutive processes of one side and session measured the same thing: whatever their ratio shows is noise. So did those
+of two modes in which a framework has the same switches, as it has in ``tuned`` where ``default`` was the fastest.
 """
 
 import math
@@ -25,6 +26,23 @@ class Itself:
     def differs(self) -> bool:
         """Whether the interval excludes 1, which happens by chance in 5 % of cases."""
         return not self.found.low <= 1.0 <= self.found.high
+
+
+def across(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]], framework: str) -> Itself | None:
+    """Compare a framework with itself by its rows in two modes with the same switches, session by session.
+
+    Return None if the switches differ or there are too few sessions for a claim.
+    """
+    rows = [row for sessions in (one, other) for session in sessions for row in session]
+    if len({row.switches for row in rows}) > 1 or min(len(one), len(other)) < CLAIM_SESSIONS:
+        return None
+    means = [_level(first) - _level(second) for first, second in zip(one, other, strict=False)]
+    return Itself(framework, ratios.estimate(means), len(means))
+
+
+def _level(session: Sequence[Row]) -> float:
+    """Return the mean logarithm of the throughput of ``session``."""
+    return math.fsum(math.log(row.throughput or math.nan) for row in session) / len(session)
 
 
 def same_side(pairs: Sequence[tuple[Row, Row]]) -> list[list[float]]:

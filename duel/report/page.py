@@ -27,7 +27,7 @@ MOST_POINTS = 200  # in the page; ratios.csv has the others
 HOW = {
     "ratios": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3",
     "devices": "python main.py report --name ONE OTHER, with sets from several devices",
-    "itself": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3, with two or more pairs in each",
+    "itself": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3 --mode tuned, next to default",
     "throughput": "python main.py --benchmark mnist --use_case 5 --paired",
     "latency": "python main.py --benchmark mnist --use_case 5 --paired",
     "scaling": "python main.py --benchmark mnist --use_case 2 --paired --devices 2",

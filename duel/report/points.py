@@ -13,9 +13,9 @@ import msgspec
 from duel import files
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.certificate import VERIFIED
-from duel.modes import MODES
+from duel.modes import DEFAULT, MODES
 from duel.report import ratios
-from duel.report.itself import itself
+from duel.report.itself import across, itself
 from duel.report.pairs import FASTER, Outcome
 from duel.table import TABLE_BYTES
 
@@ -64,7 +64,7 @@ class Line:
     spread: float | None  # standard deviation of the sessions' ratios, relative
     session_ratios: str
     floor: float | None
-    jax_itself: float | None  # consecutive processes of one session, over sessions
+    jax_itself: float | None  # consecutive processes of one session, or another mode with the same switches
     jax_itself_low: float | None
     jax_itself_high: float | None
     pytorch_itself: float | None
@@ -110,10 +110,21 @@ def lines(found: Sequence[Outcome]) -> list[Line]:
     """Return the lines of the outcomes ``found`` over sessions, in their order."""
     chances = [o.found.p for o in found if o.found is not None and not o.found.within]
     adjusted = iter(ratios.holm(chances))
-    return [_line(o, next(adjusted) if o.found is not None and not o.found.within else None) for o in found]
+    default = {_point(o): o for o in found if o.found is not None and o.row.mode == DEFAULT}
+    return [
+        _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)))
+        for o in found
+    ]
 
 
-def _line(outcome: Outcome, p_holm: float | None) -> Line:
+def _point(outcome: Outcome) -> tuple[object, ...]:
+    """Return what an outcome has in common with those of the same point in other modes."""
+    names = ("code_sha256", "framework_version", "device_name", "target", "weights", "device_count", "nodes", "scaling")
+    what = ("benchmark", "size", "precision", "use_case", "product", "batch_size", "microbatch")
+    return tuple(getattr(outcome.row, name) for name in (*names, *what))
+
+
+def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None) -> Line:
     one, other = outcome.pairs[0]
     found = outcome.found
     sides = [*zip(*outcome.pairs, strict=True)]
@@ -152,7 +163,7 @@ def _line(outcome: Outcome, p_holm: float | None) -> Line:
         spread=found.spread if found else None,
         session_ratios=SEVERAL.join(f"{ratio:.6g}" for ratio in outcome.session_ratios) if found else "",
         floor=outcome.floor,
-        **_itself(outcome),
+        **_itself(outcome, default),
         p=found.p if found else None,
         p_holm=p_holm,
         # Too few sessions make no verdict.
@@ -170,8 +181,14 @@ def _line(outcome: Outcome, p_holm: float | None) -> Line:
     )
 
 
-def _itself(outcome: Outcome) -> dict[str, Any]:
+def _itself(outcome: Outcome, default: Outcome | None) -> dict[str, Any]:
+    """Return each framework against itself: within sessions or, if these have one pair each, against ``default``."""
     found = {one.framework: one.found for one in itself(outcome.sessions)} if outcome.found else {}
+    if outcome.found and default is not None and default is not outcome:
+        for place, framework in enumerate(FRAMEWORKS):
+            sides = [[[pair[place] for pair in session] for session in each.sessions] for each in (outcome, default)]
+            if framework not in found and (same := across(sides[0], sides[1], framework)):
+                found[framework] = same.found
     columns: dict[str, Any] = {}
     for framework in FRAMEWORKS:
         one = found.get(framework)
