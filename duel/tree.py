@@ -4,7 +4,6 @@ A job may wait for a night, and its attempts for longer: they run the code of th
 become since. All submissions of the same code share a copy, ``results/trees/<digest>``.
 """
 
-import errno
 import functools
 import hashlib
 import json
@@ -72,6 +71,5 @@ def copy(results: Path) -> Path:
         shutil.rmtree(new, ignore_errors=True)
         if place.is_dir():  # another driver was faster
             return place
-        why = "there is no room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-        raise UserError(f"{place}: the code of this submission cannot be kept: {why}") from error
+        raise UserError(f"{place}: the code of this submission cannot be kept: {error.strerror}") from error
     return place

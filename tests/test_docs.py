@@ -21,7 +21,8 @@ from ruamel.yaml import YAML
 from duel.catalogue import FRAMEWORKS
 from duel.cli import main as cli
 from duel.job import Job
-from duel.launch import cluster, directives, schema, script
+from duel.launch import cluster, directives, schema, script, study
+from duel.results import Results
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
@@ -125,7 +126,13 @@ def test_every_key_of_cluster_yaml_is_explained_and_no_other() -> None:
     assert sorted(placeholders) == sorted(f"{{{name}}}" for name in (*schema.PLACEHOLDERS, *amounts))
 
 
-EXAMPLES = [pytest.param(text, id=f"{page.stem} {n}") for page in PAGES for n, text in enumerate(fragments(page))]
+STUDIES = ROOT / "docs" / "studies.md"
+EXAMPLES = [
+    pytest.param(text, id=f"{page.stem} {n}")
+    for page in PAGES
+    if page != STUDIES
+    for n, text in enumerate(fragments(page))
+]
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
@@ -146,6 +153,15 @@ def test_each_example_of_cluster_yaml_is_taken_and_makes_scripts(text: str, tmp_
                 assert script.render(job, target, Path("/opt/duel"))
         for variant in target.variants:
             assert variant.directives or variant.launcher or variant.setup != schema.Setup()
+
+
+def test_the_example_of_a_study_can_be_planned(tmp_path: Path) -> None:
+    (text,) = fragments(STUDIES)
+    (tmp_path / "mine.yaml").write_text(text)
+    found = study.load(tmp_path / "mine.yaml", cluster.load(ROOT / "cluster.yaml"), Results(tmp_path / "results"))
+    assert {(point.target, point.precision) for point in found.points} == {
+        *(("cpu", "fp32"), ("h100", "fp32"), ("h100", "bf16")),
+    }
 
 
 def test_there_are_examples() -> None:

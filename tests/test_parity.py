@@ -157,6 +157,40 @@ def test_a_row_is_verified_by_a_certificate_that_is_for_it(
     assert said.startswith("unverified: ") or not changes
 
 
+HEADED = '''"""What it does."""
+
+import os
+
+
+def f(a):  # why
+    """Return a."""
+    text = "# no comment"
+    return a
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("What it does.", "What it\ndoes, better said.", True),
+        ("  # why", "", True),
+        ('    """Return a."""\n', "", True),
+        ("\n\n\ndef", "\n\ndef", True),
+        ("return a", "return -a", False),
+        ("# no comment", "# no such comment", False),
+        ('    """Return a."""\n', '    b = """Return a."""\n', False),
+    ],
+)
+def test_code_is_other_code_by_its_statements_alone(tmp_path: Path, old: str, new: str, same: bool) -> None:
+    assert HEADED.count(old) == 1
+    for name, text in (("one.py", HEADED), ("two.py", HEADED.replace(old, new))):
+        (tmp_path / name).write_text(text)
+    one, two = (certificate._statements(tmp_path / name) for name in ("one.py", "two.py"))
+    assert (one == two) == same
+    assert b"no comment" in one
+    assert b"why" not in one
+
+
 def test_a_failed_or_damaged_certificate_verifies_nothing(tmp_path: Path) -> None:
     row = finished_row(tmp_path)
     path = certificate.path(tmp_path, "mnist", "full", "cpu")
@@ -183,6 +217,7 @@ def test_rows_say_whether_they_are_verified_and_learn_it_later(main: Main, check
     assert [row["parity"] for row in rows_of(checkout)] == ["verified", "verified"]
     path = checkout / "jax" / "training.py"
     path.write_text(path.read_text() + "# changed\n")
+    path.write_text(path.read_text() + "CHANGED = True\n")
     main(*command, "--framework", "jax", "--wait")
     assert [row["parity"].partition(";")[0] for row in rows_of(checkout)] == [
         *("verified", "verified"),

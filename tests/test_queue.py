@@ -311,7 +311,7 @@ def test_a_user_whom_the_machine_does_not_know_costs_the_others_nothing(
 @given(said=texts, recorded_text=texts)
 def test_any_text_gives_an_answer(said: str, recorded_text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue, "_output", lambda command, *_: said if command[0] == "squeue" else recorded_text)
+        patch.setattr(queue, "output", lambda command, *_: said if command[0] == "squeue" else recorded_text)
         answer = ask(["root"], NOW, never)
     assert (answer.controller, answer.accounting) == (True, True)
     for job in answer.jobs:

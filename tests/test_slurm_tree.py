@@ -57,7 +57,7 @@ def test_a_copy_that_has_no_room_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(tree.shutil, "copyfile", full)
-    with pytest.raises(UserError, match="the code of this submission cannot be kept: there is no room"):
+    with pytest.raises(UserError, match="the code of this submission cannot be kept: No space left on device"):
         tree.copy(tmp_path)
     assert list((tmp_path / "trees").iterdir()) == []
 

@@ -28,8 +28,7 @@ options that start jobs ('{program} submit --help' explains them)
 commands ('{program} COMMAND --help' explains one)
 {commands}
 
-topics ('{program} help TOPIC' explains one)
-  {topics}
+topics (help TOPIC): {topics}
 """
 
 
