@@ -158,7 +158,7 @@ def test_a_run_on_a_node_that_died_goes_to_another(site: Site) -> None:
     site.wait(lambda: site.statuses()[run.id]["state"] == "failed")
     status = site.statuses()[run.id]
     assert (status["why"], status["cause"]) == ("infrastructure", f"Slurm: node {node} failed")
-    assert f"without {node}; attempt 2 of 3" in site.main("resubmit")
+    assert f"avoiding {node}; attempt 2 of 3" in site.main("resubmit")
     again = site.results.runs()[-1]
     assert f"#SBATCH --exclude={node}\n" in again.script.read_text()
     site.wait_for_state(again, "running")
