@@ -33,20 +33,27 @@ def read_rows(path: Path, strict: bool = True) -> list[Row]:
         header = next(reader, [])
         if not {"run_id", "row", "missing"} <= set(header):
             raise Damaged("not a table of rows")
-        return [_row(dict(zip(header, texts, strict=False)), strict) for texts in reader if texts]
+        # Another version has other columns, or another order.
+        order = None if header == list(COLUMNS) else [header.index(n) if n in header else None for n in COLUMNS]
+        return [_row(texts if order is None else _ordered(texts, order), strict) for texts in reader if texts]
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: damaged: {error}; delete it and run 'python main.py collect'") from error
 
 
-def _row(texts: dict[str, str], strict: bool) -> Row:
+def _ordered(texts: list[str], order: list[int | None]) -> list[str]:
+    return ["" if place is None or place >= len(texts) else texts[place] for place in order]
+
+
+def _row(texts: list[str], strict: bool) -> Row:
     try:
         return Row.from_csv(texts)
     except Damaged as error:
         if strict:
             raise
-        run_id, number = str(texts.get("run_id")), str(texts.get("row"))
+        found = dict(zip(COLUMNS, texts, strict=False))
+        run_id, number = str(found.get("run_id")), str(found.get("row"))
         known = re.fullmatch("[0-9]{1,6}", number)
         return Row(
             run_id=run_id if RUN_ID.fullmatch(run_id) else None,
