@@ -144,14 +144,20 @@ def test_a_point_that_waits_or_failed_is_not_started_again(results: Results) -> 
     first, second = mine.points
     for number, point in enumerate((first, second)):
         run = results.run(point.run_id())
-        run.create(point.rows(), owner=this_process(), target="local", launch=LaunchRecord(job=point, pair="g"))
+        launch = LaunchRecord(job=point, pair="g")
+        script = "#!/bin/bash\n#SBATCH --time=02:00:00\n"
+        run.create(point.rows(), owner=this_process(), target="local", launch=launch, script=script)
         if number:
+            run.write_status(started="2026-11-25T10:00:00Z")
             run.settle(state="failed", cause="Slurm: reached its time limit", why="time limit")
     waits, failed = study.progress(mine, results)
     assert (waits.state, waits.why) == (WAITING, "queued")
     assert (failed.state, failed.why) == (MISSING, "Slurm: reached its time limit")
     assert campaign.planned([waits, failed], CLUSTER, Known([])) == []
-    shown = campaign.status(mine, [waits, failed])
+    failed_run = results.run(failed.run_id)
+    failed_run.write_status(ended="2026-11-25T10:30:00Z")
+    shown = campaign.status(mine, [waits, failed], results)
+    assert shown.notes == ["local: 1 runs asked for 2.0 h and used 0.5 h"]
     assert shown.title == ["mine: 2 points, 1 waiting or running, 1 missing"]
     assert [line[2] for line in shown.lines] == ["queued", "Slurm: reached its time limit"]
 

@@ -135,7 +135,7 @@ def study(args: argparse.Namespace, results: "Results") -> int:
     if args.action == "report":
         return _report_study(args.study, progress, results)
     if args.action == "status":
-        terminal.show(campaign.status(found, progress))
+        terminal.show(campaign.status(found, progress, results))
         return 0
     known = campaign.known(results)
     planned = campaign.within(campaign.planned(progress, described, known), args.budget)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from duel.catalogue import USE_CASES
 from duel.errors import UserError
@@ -98,14 +99,32 @@ def table(found: Sequence[Planned], title: str) -> Table:
     return Table(head, lines, notes, right=[5, 6, 7], title=[title])
 
 
-def status(planned: Study, found: Sequence[Progress]) -> Table:
-    """Return what is done of a study, and of each point that is not, why."""
+def status(planned: Study, found: Sequence[Progress], results: Results) -> Table:
+    """Return what is done of a study, of each point that is not, why, and what its ended runs asked for and used."""
     counts = {kind: sum(one.state == kind for one in found) for kind in (DONE, WAITING, MISSING)}
     title = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     left = [one for one in found if one.state != DONE]
+    ids = dict.fromkeys(one.run_id for one in found if one.run_id)
     lines = [[_what(one.point), one.state, one.why or one.run_id] for one in left]
     head = ["point", "state", "why"] if lines else []
-    return Table(head, lines, [], title=[f"{planned.name}: {len(found)} points, {title}"])
+    return Table(
+        head, lines, _used([results.run(name) for name in ids]), title=[f"{planned.name}: {len(found)} points, {title}"]
+    )
+
+
+def _used(runs: Sequence[Run]) -> list[str]:
+    """Return for each target how much of the time that ended runs asked for they used."""
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for run in runs:
+        status = run.stored_status()
+        asked = directives.minutes(directives.value(directives.of_script(run.script.read_text()), "--time") or "")
+        if asked and status.started and status.ended:
+            begin, end = map(datetime.fromisoformat, (status.started, status.ended))
+            spans.setdefault(status.target, []).append((asked / 60, (end - begin).total_seconds() / 3600))
+    return [
+        f"{target}: {len(some)} runs asked for {sum(a for a, _ in some):.1f} h and used {sum(u for _, u in some):.1f} h"
+        for target, some in spans.items()
+    ]
 
 
 def _what(point: Job) -> str:
