@@ -24,6 +24,7 @@ TERMINATE_SECONDS = 60.0
 # The controller is shared by everyone: query it rarely, and even less often the longer it takes to answer.
 SLURM_SECONDS, SLURM_SECONDS_MOST = 30.0, 120.0
 FOLDER_SECONDS = 0.5
+SETTLED_SECONDS = 300.0  # after so long settled runs are read again: another command may have continued one
 MOST_VALID = 12  # values listed in an error: there may be hundreds of groups
 
 
@@ -90,16 +91,17 @@ def to_compare(args: Namespace, results: Results) -> list[Run]:
 def follow(results: Results, runs: list[Run] | None, until: Callable[[Snapshot], bool]) -> None:
     """Poll ``runs`` (or all of them), and Slurm only rarely, until ``until`` returns true for a snapshot."""
     look = state.look(results, runs)
-    every = SLURM_SECONDS
+    every, everything = SLURM_SECONDS, time.time()
     while not until(look):
         time.sleep(FOLDER_SECONDS)
-        fresh = time.time() - look.asked < every
-        if not fresh:
-            begun = time.time()
-            look = state.look(results, runs)
-            every = min(max(SLURM_SECONDS, 20 * (time.time() - begun)), SLURM_SECONDS_MOST)
+        begun = time.time()
+        ask = begun - look.asked >= every
+        if begun - everything >= SETTLED_SECONDS:
+            look, everything = state.look(results, runs), begun
         else:
-            look = state.look(results, runs, before=look)
+            look = state.look(results, runs, before=look, ask=ask)
+        if ask:
+            every = min(max(SLURM_SECONDS, 20 * (time.time() - begun)), SLURM_SECONDS_MOST)
 
 
 def wait(runs: list[Run], results: Results) -> bool:

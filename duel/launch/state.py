@@ -25,17 +25,23 @@ TAIL_BYTES = 4096
 SUBMITTING_SECONDS = 60.0
 
 
-def look(results: Results, runs: list[Run] | None = None, before: Snapshot | None = None) -> Snapshot:
-    """Return the state of ``runs`` (or all), from one squeue and at most one sacct, or from the answer in ``before``.
+def look(
+    results: Results, runs: list[Run] | None = None, before: Snapshot | None = None, ask: bool = False
+) -> Snapshot:
+    """Return the state of ``runs`` (or all), from one squeue and at most one sacct; unless ``ask`` from the answer in
+    ``before``, if that is given.
 
-    A run that has ended according to Slurm, but has not reported it, is settled with Slurm's report.
+    A run that has ended according to Slurm, but has not reported it, is settled with Slurm's report. Runs that were
+    settled in ``before`` are not read again.
     """
     intended = intent.seen(results)  # first: a submission may be completed while Slurm is queried
-    every = [_own(run) for run in (results.runs() if runs is None else runs)]
+    settled = {seen.id: seen for seen in before.runs if seen.is_settled} if before else {}
+    every = [settled.get(run.id) or _own(run) for run in (results.runs() if runs is None else runs)]
     open_runs = [seen for seen in every if seen.needs_slurm()]
     unsettled = any(seen.state not in TERMINAL - {LOST} for seen in open_runs)
-    answer, asked = (before.answer, before.asked) if before else (None, 0.0)
-    if before is None and shutil.which("squeue"):
+    old = None if ask else before
+    answer, asked = (old.answer, old.asked) if old else (None, 0.0)
+    if old is None and shutil.which("squeue"):
         users = {seen.user for seen in open_runs if seen.user} | {user()}
         since = min((seen.queued for seen in open_runs), default=time.time())
 
@@ -54,7 +60,7 @@ def look(results: Results, runs: list[Run] | None = None, before: Snapshot | Non
             continue
         job = _job_of(seen, answer.jobs)
         # An old answer explains a run that still waits. It cannot know what has begun or ended since.
-        if before is None or (job is not None and seen.state == QUEUED):
+        if old is None or (job is not None and seen.state == QUEUED):
             _explain(seen, job, answer, seen.id in intended.runs)
     mine = {seen.slurm_job_id for seen in every} | {seen.id for seen in every}
     stems = {path.stem for path in (results.folder.parent / "slurm_scripts").glob("*.sh")}

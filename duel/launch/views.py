@@ -98,6 +98,11 @@ class RunView:
             return True
         return self.status.why in SIGNALLED and self.slurm is None and time.time() - self.queued < EXPLAIN_SECONDS
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more is expected of the run: it has ended, and Slurm need not be asked why."""
+        return self.state in TERMINAL - {LOST} and not self.damaged and not self.needs_slurm()
+
     def change(self, **status: Any) -> None:
         self.status = replace(self.status, **status)
 
