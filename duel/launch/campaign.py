@@ -117,7 +117,7 @@ def _used(runs: Sequence[Run]) -> list[str]:
     spans: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
         status = run.stored_status()
-        asked = directives.minutes(directives.value(directives.of_script(run.script.read_text()), "--time") or "")
+        asked = directives.minutes(directives.value(resubmit.directives_of(run), "--time") or "")
         if asked and status.started and status.ended:
             begin, end = map(datetime.fromisoformat, (status.started, status.ended))
             spans.setdefault(status.target, []).append((asked / 60, (end - begin).total_seconds() / 3600))

@@ -115,7 +115,8 @@ def joined(points: Sequence[Job]) -> Job:
     """Return the one job of ``points``, which differ in their batch sizes or in their products."""
     sizes = tuple(dict.fromkeys(size for point in points for size in point.batch_sizes))
     products = tuple(dict.fromkeys(product for point in points for product in point.products))
-    return dataclasses.replace(points[0], batch_sizes=sizes, products=products)
+    delay = max(point.delay for point in points)
+    return dataclasses.replace(points[0], batch_sizes=sizes, products=products, delay=delay)
 
 
 def _fits(points: Sequence[Job], another: Job) -> bool:

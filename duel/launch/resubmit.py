@@ -19,7 +19,7 @@ from duel.launch import directives, display, manage, reasons, state, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
 from duel.record import counted, interrupted
-from duel.results import Results
+from duel.results import Results, Run
 from duel.states import CANCELLED, FINISHED, LOST, SKIPPED
 
 MOST_ATTEMPTS = 3
@@ -172,7 +172,7 @@ def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str
     """Return the changes to a job whose node failed, and a note on them."""
     if cause != reasons.INFRASTRUCTURE or not (node := _failed_node(seen)):
         return job.changes, ""
-    before = directives.value(_directives(seen) or list(job.changes), "--exclude")
+    before = directives.value(directives_of(seen.run) or list(job.changes), "--exclude")
     changes = (*_without(job.changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
     return changes, f"; avoiding {node}"
 
@@ -229,7 +229,7 @@ def _propose(
 
 def _change(seen: RunView, job: Job, cause: str) -> tuple[str, str]:
     """Return the directive that may let a run finish, or an empty text and why there is none."""
-    lines = _directives(seen) + list(job.changes)
+    lines = directives_of(seen.run) + list(job.changes)
     if cause == reasons.TIME_LIMIT:
         given = directives.value(lines, "--time") or (seen.slurm.limit if seen.slurm else "")
         minutes = directives.minutes(given)
@@ -244,10 +244,10 @@ def _tail(seen: RunView) -> str:
     return state.log_tail(seen.run, seen.slurm_job_id)
 
 
-def _directives(seen: RunView) -> list[str]:
+def directives_of(run: Run) -> list[str]:
     """Return the directives that a run was started with."""
     try:
-        return directives.of_script(files.read(seen.run.script).decode(errors="replace"))
+        return directives.of_script(files.read(run.script).decode(errors="replace"))
     except (FileNotFoundError, Damaged):
         return []
 

@@ -16,16 +16,17 @@ from duel import certificate, options
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, PAIRED, PRECISIONS, PRESETS, SCALINGS, TRIAL, VALIDATE, WEAK
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import plan
+from duel.launch import plan, state
 from duel.launch.document import Document, Location
 from duel.launch.estimate import joined
 from duel.launch.schema import Cluster
+from duel.launch.views import RunView
 from duel.modes import DEFAULT
 from duel.record import Row
 from duel.report.pairs import Outcome, outcomes
 from duel.report.sessions import over_sessions
-from duel.results import Results, Run
-from duel.states import FINISHED, TERMINAL
+from duel.results import Results
+from duel.states import FINISHED
 from duel.table import merge, read_rows
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -209,15 +210,14 @@ def progress(study: Study, results: Results) -> list[Progress]:
     rows += [row for row in read_rows(kept, strict=False) if (row.run_id, row.row) not in known]
     rows = [row for row in rows if row.benchmark in BENCHMARKS and row.code_sha256 == _code(row)]
     measured = over_sessions(outcomes(rows))
-    runs: dict[Job, list[Run]] = {}
-    for run in results.runs():
-        job = run.launch().job
-        for point in job.points if job is not None and job.trials is None else ():
-            runs.setdefault(point.identity, []).append(run)
+    runs: dict[Job, list[RunView]] = {}
+    for seen in state.look(results).runs:  # which settles what has ended without a report
+        for point in seen.job.points if seen.job is not None and seen.job.trials is None else ():
+            runs.setdefault(point.identity, []).append(seen)
     return [_progress(point, rows, measured, runs.get(point.identity, [])) for point in study.points]
 
 
-def _progress(point: Job, rows: Sequence[Row], measured: Sequence[Outcome], runs: Sequence[Run]) -> Progress:
+def _progress(point: Job, rows: Sequence[Row], measured: Sequence[Outcome], runs: Sequence[RunView]) -> Progress:
     last = runs[-1] if runs else None
     run_id = last.id if last else ""
     if point.framework == PAIRED:
@@ -229,10 +229,10 @@ def _progress(point: Job, rows: Sequence[Row], measured: Sequence[Outcome], runs
         return Progress(point, DONE, run_id=run_id)
     if last is None:
         return Progress(point, MISSING, NEVER)
-    status = last.status()
-    if status.state not in TERMINAL:
-        return Progress(point, WAITING, status.state, run_id)
-    return Progress(point, MISSING, status.cause or "its rows are not comparable: 'main.py compare' says why", run_id)
+    if not last.ended:
+        return Progress(point, WAITING, last.state, run_id)
+    cause = last.status.cause or "its rows are not comparable: 'main.py compare' says why"
+    return Progress(point, MISSING, cause, run_id)
 
 
 def _due(point: Job, measured: Outcome) -> Job:
@@ -262,10 +262,10 @@ def _code(row: Row) -> str:
 
 
 def grouped(points: Iterable[Job]) -> list[Job]:
-    """Return jobs of ``points`` that differ in nothing but batch size and product."""
+    """Return jobs of ``points`` that differ in nothing but batch size, product and when they may begin."""
     found: dict[Job, list[Job]] = {}
     for point in points:
-        found.setdefault(dataclasses.replace(point, batch_sizes=(), products=()), []).append(point)
+        found.setdefault(dataclasses.replace(point.identity, batch_sizes=(), products=()), []).append(point)
     return [job for some in found.values() for job in _whole(some)]
 
 
