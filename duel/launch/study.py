@@ -64,7 +64,6 @@ def _each(convert: Callable[[str], Any]) -> BeforeValidator:
 
 
 _PRESETS = tuple(name for name in PRESETS if name != TRIAL)
-Count = Annotated[int, BeforeValidator(_convert(options.count))]
 
 
 class Points(BaseModel):
