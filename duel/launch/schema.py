@@ -272,6 +272,15 @@ class Target(_Strict):
             values |= {f"{name}_per_device": amount, f"{name}_per_node": amount * enough[0]}
         return values
 
+    def one_sided(self, job: Job) -> list[int]:
+        """Return the numbers of the variants for one of the frameworks of a paired ``job``, which get no effect."""
+        values = self.allocation(job)
+        return [
+            number
+            for number, variant in enumerate(self.variants)
+            if variant.when.framework and variant.when.holds(values | {"framework": variant.when.framework})
+        ]
+
     def for_job(self, job: Job) -> "Target":
         """Return this target for one job: variants applied, placeholders filled. Raises UserError."""
         values = self.allocation(job)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from duel import ROOT, certificate, tree, variables
+from duel.catalogue import PAIRED
 from duel.errors import UserError
 from duel.files import stamp
 from duel.job import Job
@@ -112,6 +113,9 @@ def launch(
     check(launches)
     where.check(launches)
     where.preview(launches, cluster)
+    if paired := next((job for job in jobs if job.framework == PAIRED), None):
+        for number in target.one_sided(paired):
+            say(f"targets.{name}.variants.{number} is for one framework: --paired, which measures both, leaves it out")
     if names := _kept_back(launches):
         line = f"cluster.yaml: targets.{name}.setup: {{job: [export {names[0]}=...]}}"
         say(f"not passed to the jobs: {', '.join(names)}; to set one for the jobs, use {line}")
