@@ -138,7 +138,7 @@ class Evidence:
             passes = {name: dict(zip(about.names, array, strict=True)) for name, array in arrays.items()}
             shapes = {name: tuple(shape) for name, shape in zip(about.names, about.shapes, strict=True)}
             return cls(about.policy, passes, shapes, about.floors, *about.curves, about.notes)
-        except Exception as error:  # whatever numpy, zipfile and json raise for bytes that somebody changed
+        except Exception as error:  # anything, for changed bytes; MemoryError for a huge shape
             raise ValueError(f"not an evidence file: {error}") from error
 
 

@@ -147,6 +147,7 @@ class Run:
         rows = self.rows()
         last = {planned_as(row): row for row in rows}
         open_pairs = {planned_as(row)[1:] for row in last.values() if interrupted(row)}
+        self.write_status(why="never ran")  # if nothing follows: this attempt, which launch.json counts, was not sent
         self.write_launch(**launch)
         write_atomically(self.script, script)
         number = len(rows)

@@ -119,7 +119,7 @@ class Network:
 
     def _trace(self) -> Any:
         """Return ``step`` traced for the batches; each kind of work defines this."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract
 
     def compile_times(self) -> dict[str, float]:
         """Return the seconds of each of ``STAGES`` in the last compilation, those that are known."""

@@ -122,6 +122,21 @@ def test_it_continues_as_often_as_it_gets_further(results: Results) -> None:
     assert not decision(results).continues, "this attempt has measured nothing"
 
 
+def test_a_kill_while_it_is_prepared_or_before_it_is_sent_loses_no_row(results: Results) -> None:
+    run = interrupted(results, 3)
+    kept = run.rows()[:3]
+    continued(results, run)
+    run.settle(state=FAILED, cause="never submitted: the driver was interrupted", why="never ran")
+    assert "continues, 2 of 8 rows are measured" in decision(results).words
+    continued(results, run)
+    assert run.rows()[:3] == kept
+    assert [key(row) for row in run.left()] == [key(row) for row in JOB.rows()][2:]
+    assert len(run.rows()) == 10, "what was prepared once is not appended again"
+    run.write_status(state=FAILED, why="never ran")  # killed before its last write
+    continued(results, run)
+    assert len(run.rows()) == 10
+
+
 def test_a_continued_run_is_finished_by_the_last_try_of_each_row(results: Results) -> None:
     run = interrupted(results, 3)
     continued(results, run)

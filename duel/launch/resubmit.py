@@ -178,11 +178,16 @@ def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str
 
 
 def _has_got_further(seen: RunView, job: Job) -> bool:
-    """Return whether this attempt finished a row, with the code that is here, and has others left."""
+    """Return whether the run has rows to keep, measured with the code that is here, and others left.
+
+    Its last attempt must have finished one, unless it was never sent.
+    """
     if job.trials or job.use_case == VALIDATE or seen.launch.code != tree.digest():
         return False
     rows = counted(seen.run.rows())
-    return any(row.status == FINISHED and row.attempt == job.attempt for row in rows) and any(map(interrupted, rows))
+    done = [row for row in rows if row.status == FINISHED]
+    further = seen.status.why == reasons.NEVER_RAN or any(row.attempt == job.attempt for row in done)
+    return bool(done) and further and any(map(interrupted, rows))
 
 
 def _continued(seen: RunView, job: Job, cause: str, text: str) -> Decision:
