@@ -45,12 +45,23 @@ def stamp() -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the content of ``path`` with ``text``, completely and durably, or leave it as it was."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """Yield a file that replaces ``path`` once it is complete; after an error ``path`` is as it was.
+
+    Unless ``durable``, a crash of the machine may leave less of it: for what can be derived again.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(2).hex()}")
     try:
-        with open(temporary, "x", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(temporary, "xb") as file:
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Types of status.json and launch.json: what a run is doing, and what was done to start it."""
 
+import calendar
 import dataclasses
 import json
 import os
@@ -11,10 +12,14 @@ import msgspec
 
 from duel.files import FORMAT, process_started
 from duel.job import Job
-from duel.states import LOST, QUEUED, RUNNING, STATES
+from duel.states import LOST, QUEUED, RUNNING, STATES, TERMINAL
 
 LOST_AFTER_SECONDS = 120.0
 HEARTBEAT_SECONDS = 5.0
+# Slurm keeps its record of a job for at least this long; older ones are not queried again.
+EXPLAIN_SECONDS = 7 * 24 * 3600.0
+# ``why`` of a run that ended itself on a signal; only Slurm knows who sent it.
+SIGNALLED = ("told to end", "warned")
 
 # Why a run or a row did not finish. What is done about it depends on this alone, never on the text of the cause.
 CAUSES = (
@@ -142,6 +147,29 @@ class LaunchRecord:
     adopted: str = ""  # why the job was looked for
     refused: str = ""  # sbatch's message
     slurm: SlurmWord | None = None
+
+
+def seconds(time_stamp: str) -> float:
+    """Return a time of a status in s since 1970; 0 if it is none."""
+    try:
+        return float(calendar.timegm(time.strptime(time_stamp, "%Y-%m-%dT%H:%M:%SZ")))
+    except ValueError:
+        return 0.0
+
+
+def needs_slurm(status: Status, launch: LaunchRecord, word: SlurmWord | None) -> bool:
+    """Return whether Slurm, whose last ``word`` is known, may know more about a run than its folder says."""
+    in_slurm = status.owner.slurm_job_name or status.slurm_job_id or launch.slurm_job_id
+    if not in_slurm or not (queued := seconds(status.queued)):
+        return False
+    if status.state in (QUEUED, RUNNING) or (status.state == LOST and not status.ended):
+        return True
+    return status.why in SIGNALLED and word is None and time.time() - queued < EXPLAIN_SECONDS
+
+
+def is_settled(status: Status, launch: LaunchRecord) -> bool:
+    """Return whether nothing more is expected of a run: it has ended, and Slurm need not be asked why."""
+    return status.state in TERMINAL - {LOST} and not needs_slurm(status, launch, launch.slurm)
 
 
 def plain(record: Any) -> dict[str, Any]:

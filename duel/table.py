@@ -3,22 +3,28 @@
 import csv
 import io
 import re
+from collections import Counter
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
-from duel import certificate, comparability, files
+from duel import certificate, comparability, files, index
 from duel.catalogue import VALIDATE
 from duel.errors import UserError
-from duel.files import RUN_ID, Damaged, locked, write_atomically
+from duel.files import RUN_ID, Damaged, write_atomically
+from duel.index import Index, Place
 from duel.record import COLUMNS, Row
-from duel.results import Results, by_time
+from duel.results import Results, Run, by_time
 from duel.states import FINISHED, LOST, TERMINAL
+from duel.status import is_settled
 
 if TYPE_CHECKING:  # numpy is loaded only to judge evidence
     from duel.evidence import Evidence
 
 TABLE_BYTES = 1 << 30
 EVIDENCE_BYTES = 1 << 28
+AT_END = TERMINAL - {LOST}  # a lost run may yet report again
 csv.field_size_limit(8 * files.RECORD_BYTES)  # whatever a row's file can hold can be read back from the table
 
 
@@ -66,53 +72,158 @@ def _row(texts: list[str], strict: bool) -> Row:
 
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write ``rows`` to a CSV file, whole or not at all."""
+    write_atomically(path, (HEADER + _text(rows)).decode())
+
+
+def _text(rows: Iterable[Row]) -> bytes:
+    return _lines(row.to_csv() for row in rows)
+
+
+def _lines(lines: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
     # All quoted: to readers, a bare carriage return inside a text would otherwise end the line.
-    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    writer.writerow(COLUMNS)
-    writer.writerows(row.to_csv() for row in rows)
-    write_atomically(path, text.getvalue())
+    csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(lines)
+    return text.getvalue().encode()
 
 
-def merge(results: Results, wait: bool = True) -> list[Row]:
-    """Bring results.csv up to date with the runs' folders and return its rows.
+HEADER = _lines([COLUMNS])
 
-    Runs whose rows have all ended in the CSV are not read again. Without ``wait`` the call does nothing if another
-    process is merging: that one looks again before it is done.
+
+def merge(results: Results, check: bool = False) -> list[Row]:
+    """Bring results.csv up to date and return all its rows. ``check`` is as in ``update``."""
+    update(results, check=check)
+    return read_rows(results.csv, strict=False)
+
+
+def rows_of(results: Results, run_ids: Collection[str]) -> list[Row]:
+    """Return the rows in results.csv, as it is, of ``run_ids`` and of all runs that share a group with one of them.
+
+    Raises UserError if it is not one of ours.
+    """
+    with index.opened(results) as (known, table):
+        if known.places:
+            return [row for run_id in known.related(run_ids) for row in _read(table, known.places[run_id])]
+    rows = read_rows(results.csv, strict=False)
+    groups = _groups(row for row in rows if row.run_id in run_ids)
+    return [row for row in rows if row.run_id in run_ids or row.group in groups]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update of results.csv found."""
+
+    rows: list[Row]  # of the runs that were read for it
+    states: Mapping[str, int]  # how many of all rows are in which state
+
+
+def update(results: Results, wait: bool = True, check: bool = False) -> Update:
+    """Bring results.csv up to date with the runs' folders.
+
+    Settled runs are not read again unless ``check`` is true. Without ``wait`` the call does nothing if another process
+    is merging: that one looks again before it is done.
     """
     asked = results.folder / ".results.again"
-    rows: list[Row] = []
+    done = Update([], {})
     while True:
         # First the mark, then the lock: a process that finds the lock taken has left its mark for the holder.
         asked.touch()
-        with locked(results.folder / ".results.lock", wait) as held:
+        with index.locked(results, wait) as held:
             if not held:
-                return rows
+                return done
             asked.unlink(missing_ok=True)
             results.remove_litter()
-            rows = _merge(results)
+            done = _update(results, check)
         if not asked.exists():
-            return rows
+            return done
         wait = False  # if the lock is taken by now, its holder finds the mark
 
 
-def _merge(results: Results) -> list[Row]:
-    """Merge; the caller holds the lock."""
-    before = read_rows(results.csv, strict=False)
-    known: dict[str | None, list[Row]] = {}
-    for row in before:
-        known.setdefault(row.run_id, []).append(row)
-    at_end = TERMINAL - {LOST}  # a lost run may yet report again
-    settled = {run_id for run_id, rows in known.items() if all(row.status in at_end for row in rows)}
-    if known.pop(None, []):
-        settled = set()  # a damaged line may belong to any run
-    known |= {run.id: run.rows() for run in results.runs() if run.id not in settled}
-    in_order = [row for run_id in sorted(filter(None, known), key=by_time) for row in known[run_id]]
-    proved = [with_parity(row, results) for row in in_order if row.use_case != VALIDATE]  # measures nothing
-    rows = comparability.judged(proved, lambda row: evidence(row, results))
-    if rows != before or not results.csv.exists():
-        write_rows(results.csv, rows)
-    return rows
+def _update(results: Results, check: bool) -> Update:
+    """Update the table and its index; the caller holds the lock."""
+    runs = {run.id: run for run in results.runs()}
+    with index.opened(results) as (known, table):
+        known = Index() if check else known
+        settled, proofs = known.settled, index.proofs(results.folder / "parity")
+        read = [run for run_id, run in runs.items() if run_id not in settled]
+        planned = {run.id: _planned(run) for run in read}  # before their rows: those of an ended run change no more
+        fresh = {run.id: run.rows() for run in read} | ({} if known.places else _removed(results, runs))
+        groups = _groups(row for rows in fresh.values() for row in rows)
+        others = {
+            run_id: _read(table, place)
+            for run_id, place in known.places.items()
+            if run_id not in fresh and (known.proofs != proofs or not groups.isdisjoint(place.groups))
+        }
+        found = _judged(fresh | others, runs, results)
+        settled |= {run_id for run_id, least in planned.items() if least and _is_whole(fresh[run_id], least)}
+        new = {run_id: (_text(rows), _place(rows, run_id in settled)) for run_id, rows in found.items()}
+        written = index.rewrite(results, known, table, HEADER, new, proofs)
+    return Update([row for run_id in fresh for row in found[run_id]], written.states)
+
+
+def archived(results: Results) -> dict[str, Path]:
+    """Return the archive of each run that is in one (``duel.launch.archive``)."""
+    found: dict[str, Path] = {}
+    for path in sorted((results.folder / "archive").glob("*.csv")):
+        found |= {str(row.run_id): path.with_suffix(".tar.gz") for row in read_rows(path, strict=False)}
+    return found
+
+
+def _removed(results: Results, runs: Container[str]) -> dict[str, list[Row]]:
+    """Return the rows of runs whose folders are gone: those of archives, and what else results.csv has.
+
+    Raises UserError if one of these is not one of ours.
+    """
+    found: dict[str, dict[int | None, Row]] = {}
+    for path in (results.csv, *sorted((results.folder / "archive").glob("*.csv"))):
+        for row in read_rows(path, strict=False):
+            if row.run_id and row.run_id not in runs:
+                found.setdefault(row.run_id, {})[row.row] = row
+    return {run_id: list(rows.values()) for run_id, rows in found.items()}
+
+
+def _judged(rows: Mapping[str, list[Row]], runs: Container[str], results: Results) -> dict[str, list[Row]]:
+    """Return the rows of each run as results.csv has them: without validations, and judged.
+
+    A run that is not among ``runs`` keeps its verdict: its evidence is gone.
+    """
+    found = {run_id: [row for row in some if row.use_case != VALIDATE] for run_id, some in rows.items()}
+    here = [run_id for run_id in sorted(rows, key=by_time) if run_id in runs]
+    proved = [with_parity(row, results) for run_id in here for row in found[run_id]]
+    found |= {run_id: [] for run_id in here}
+    for row in comparability.judged(proved, lambda row: evidence(row, results)):
+        found[str(row.run_id)].append(row)
+    return found
+
+
+def _planned(run: Run) -> int:
+    """Return how many rows a settled run has at least; 0 for any other."""
+    try:
+        launch = run.launch()
+    except Damaged:
+        return 0
+    if not is_settled(run.status(), launch):
+        return 0
+    return len(launch.job.rows()) if launch.job and not launch.job.unknown else 1
+
+
+def _is_whole(rows: list[Row], least: int) -> bool:
+    """Return whether these are all rows of an ended run, each with its end."""
+    ended = all(row.status in AT_END and (row.ended or not row.started) for row in rows)
+    return ended and len(rows) >= least and [row.row for row in rows] == list(range(len(rows)))
+
+
+def _place(rows: list[Row], settled: bool) -> Place:
+    return Place(0, 0, tuple(sorted(_groups(rows))), Counter(str(row.status) for row in rows), settled)
+
+
+def _groups(rows: Iterable[Row]) -> set[str]:
+    return {row.group for row in rows if row.group is not None}
+
+
+def _read(table: BinaryIO, place: Place) -> list[Row]:
+    """Return the rows of one run in ``table``."""
+    text = index.text(table, place).decode(errors="replace")
+    return [_row(texts, strict=False) for texts in csv.reader(io.StringIO(text, newline=""))]
 
 
 def evidence(row: Row, results: Results) -> "list[Evidence]":

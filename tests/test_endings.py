@@ -12,11 +12,11 @@ import pytest
 from conftest import clean_environment
 from test_results import JOB, new_run
 
-from duel import table
+from duel import index
 from duel.measure import supervisor
 from duel.results import LITTER_SECONDS, Results
 from duel.states import FINISHED
-from duel.table import merge, read_rows
+from duel.table import merge, read_rows, update
 
 DEAD = 2**22 - 1  # the number of no process
 
@@ -50,24 +50,25 @@ def test_whoever_merges_looks_again_where_another_run_ended_meanwhile(
     """Else the last of many that end together would be missing until somebody collects."""
     late = []
     within, go_on = threading.Event(), threading.Event()
-    write = table.write_rows
+    write = index.rewrite
 
-    def slow(path: Path, rows: list[Any]) -> None:
-        write(path, rows)
+    def slow(*given: Any) -> Any:
+        written = write(*given)
         if not late:
             late.append(None)
             within.set()
             assert go_on.wait(60)
+        return written
 
-    monkeypatch.setattr(table, "write_rows", slow)
+    monkeypatch.setattr(index, "rewrite", slow)
     new_run(results)
-    first = threading.Thread(target=merge, args=(results, False))
+    first = threading.Thread(target=update, args=(results, False))
     first.start()
     assert within.wait(60)
     last = new_run(results)
     last.write_row(last.read_row(0).replace(status=FINISHED))
     last.settle(state=FINISHED)
-    assert merge(results, wait=False) == []
+    assert update(results, wait=False).rows == []
     go_on.set()
     first.join(60)
     assert {row.run_id: row.status for row in read_rows(results.csv)}[last.id] == FINISHED

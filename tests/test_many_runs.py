@@ -1,14 +1,20 @@
 """What is settled costs nothing: thousands of ended runs beside the few that somebody watches."""
 
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_continued import NOW, continued, interrupted
 from test_results import new_run
 
-from duel.launch import state
+from duel import certificate, index
+from duel.launch import display, state
 from duel.results import Results, Run
-from duel.states import CANCELLED, FINISHED, LOST, QUEUED, RUNNING
+from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING
 from duel.status import this_process
+from duel.table import merge, read_rows, rows_of, update
 
 
 @pytest.fixture
@@ -57,3 +63,151 @@ def test_only_folders_are_runs(results: Results) -> None:
     (folder / "file").write_text("")
     (folder / "linked").symlink_to(run.folder)
     assert [one.id for one in results.runs()] in ([run.id, "linked"], ["linked", run.id])
+
+
+def ended(results: Results, **row: object) -> Run:
+    """A settled run with one finished row."""
+    time.sleep(1 / 128)  # run ids are in order of time
+    run = new_run(results)
+    now = "2026-11-25T10:00:00Z"
+    values = {"status": FINISHED, "started": now, "ended": now, "group": run.group, "throughput": 2.0} | row
+    run.write_row(run.read_row(0).replace(**values))
+    run.write_status(state=FINISHED, ended=now)
+    return run
+
+
+def read_by(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs whose rows are read from now on."""
+    read: list[str] = []
+    rows = Run.rows
+
+    def rows_of(run: Run) -> object:
+        read.append(run.id)
+        return rows(run)
+
+    monkeypatch.setattr(Run, "rows", rows_of)
+    return read
+
+
+def test_an_update_reads_what_is_new_and_leaves_the_other_lines_as_they_are(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [ended(results) for _ in range(4)]
+    time.sleep(1 / 128)
+    running = new_run(results)
+    running.write_status(state=RUNNING, owner=this_process())
+    assert [row.run_id for row in merge(results)] == [run.id for run in (*before, running)]
+    lines = results.csv.read_bytes().splitlines()
+    read = read_by(monkeypatch)
+    new = ended(results, throughput=3.0)
+    found = update(results)
+    assert set(read) == {running.id, new.id}
+    assert found.states == {FINISHED: 5, QUEUED: 1}
+    assert {row.run_id for row in found.rows} == {running.id, new.id}
+    assert results.csv.read_bytes().splitlines()[: len(lines)] == lines
+    assert read_rows(results.csv)[-1].throughput == 3.0
+    stamp = results.csv.stat()
+    update(results)
+    assert results.csv.stat() == stamp, "nothing was new: it is not written again"
+    # The table made without an index is the same, byte for byte.
+    text = results.csv.read_bytes()
+    update(results, check=True)
+    assert results.csv.read_bytes() == text
+    assert set(read) == {run.id for run in results.runs()}
+
+
+def test_a_run_in_the_middle_that_ends_late_keeps_its_place(results: Results) -> None:
+    first = ended(results)
+    time.sleep(1 / 128)
+    late = new_run(results)
+    last = ended(results)
+    late.write_status(state=RUNNING, owner=this_process())
+    merge(results)
+    late.write_row(late.read_row(0).replace(status=FINISHED, cause="a" * 5000, group=late.group))
+    late.write_status(state=FINISHED, ended="2026-11-25T10:00:00Z")
+    rows = merge(results)
+    assert [row.run_id for row in rows] == [first.id, late.id, last.id]
+    assert rows[1].cause == "a" * 5000
+    assert index.load(results).settled == {first.id, late.id, last.id}
+
+
+def test_another_attempt_judges_its_group_again(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, alone = ended(results, group="g"), ended(results)
+    (row, _) = merge(results)
+    assert row.comparable is None
+    read = read_by(monkeypatch)
+    other = ended(results, group="g", framework="pytorch")
+    rows = {row.run_id: row for row in merge(results)}
+    assert read == [other.id]
+    assert str(rows[one.id].comparable).startswith("NOT COMPARABLE: ")
+    assert rows[one.id].comparable == rows[other.id].comparable
+    assert rows[alone.id].comparable is None
+    assert {row.run_id for row in rows_of(results, [other.id])} == {one.id, other.id}
+
+
+def test_a_new_certificate_judges_every_row_again(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ended(results)
+    assert "no certificate" not in str(merge(results)[0].parity)
+    monkeypatch.setattr(certificate, "verdict", lambda row, folder: certificate.VERIFIED)
+    assert merge(results)[0].parity != certificate.VERIFIED
+    (results.folder / "parity").mkdir()
+    (results.folder / "parity" / "mnist-tiny-cpu.json").write_text("{}")
+    read = read_by(monkeypatch)
+    assert merge(results)[0].parity == certificate.VERIFIED
+    assert read == [], f"the folder of {run.id} need not be read for that"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda results: (results.folder / ".index.json").write_text("{"),
+        lambda results: (results.folder / ".index.json").unlink(),
+        lambda results: (results.folder / ".index.json").write_text('{"format": 99}'),
+        lambda results: (results.folder / ".index.json").write_bytes(os.urandom(100)),
+        lambda results: results.csv.unlink(),
+        lambda results: results.csv.write_text(results.csv.read_text().replace("2.0", "9.0")),
+        lambda results: os.truncate(results.csv, results.csv.stat().st_size - 10),
+        lambda results: os.utime(results.csv),
+    ],
+)
+def test_an_index_that_is_damaged_or_of_another_table_is_made_again(
+    results: Results, damage: Callable[[Results], object]
+) -> None:
+    runs = [ended(results) for _ in range(3)]
+    merge(results)
+    text = results.csv.read_bytes()
+    damage(results)
+    assert index.load(results).places == {}
+    assert [row.throughput for row in rows_of(results, [runs[0].id])] in ([2.0], [9.0], [])
+    update(results)
+    assert results.csv.read_bytes() == text
+    assert index.load(results).settled == {run.id for run in runs}
+
+
+def test_a_run_that_continues_is_read_again(results: Results) -> None:
+    run = interrupted(results, 3, "time limit")
+    assert [row.status for row in merge(results)] == [FINISHED] * 3 + [FAILED] * 5
+    assert run.id in index.load(results).settled
+    continued(results, run)
+    for row in run.left():
+        run.write_row(row.replace(status=FINISHED, started=NOW, ended=NOW, throughput=1.0))
+    run.write_status(state=FINISHED, ended=NOW)
+    assert [row.status for row in merge(results)] == [row.status for row in run.rows()]
+    assert run.rows()[-1].status == FINISHED
+
+
+def test_status_reads_what_is_not_settled_and_the_last_ones(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    old = new_run(results)
+    old.write_status(state=RUNNING, owner=this_process())
+    runs = [ended(results) for _ in range(state.RECENT + 5)]
+    update(results)
+    seen = state.look(results, recent=True)
+    assert [one.id for one in seen.runs] == [old.id, *(run.id for run in runs[5:])]
+    assert seen.left_out == {run.id for run in runs[:5]}
+    assert display.table(seen).notes[0].startswith("(5 more: ")
+    again = state.look(results, None, seen, recent=True)
+    assert [one.id for one in again.runs] == [one.id for one in seen.runs]
+    everything = state.look(results)
+    assert len(everything.runs) == len(runs) + 1
+    assert display.table(everything).lines == display.table(seen).lines

@@ -20,7 +20,8 @@ from duel.report import markdown, points, published
 from duel.report.figure_data import label
 from duel.report.pairs import outcomes
 from duel.report.sessions import over_sessions
-from duel.results import Results
+from duel.results import Results, Run
+from duel.states import FINISHED
 from duel.table import read_rows, write_rows
 
 NAMES = {"device_name": "some processor", "device_kind": "cpu", "git_sha": "0" * 40, "git_dirty": False, "pair": "p1"}
@@ -55,6 +56,13 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     return found
 
 
+def ended(run: Run, rows: list[Row]) -> None:
+    """Write the rows of a run that has ended into its folder."""
+    for row in rows:
+        run.write_row(row)
+    run.write_status(state=FINISHED)
+
+
 def publish(results: Results, *measured: list[Row], name: str = "cpu") -> list[str]:
     said: list[str] = []
     write_rows(results.csv, [row for some in measured for row in some])
@@ -66,6 +74,7 @@ def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_
     measured = sessions([1.50, 1.52, 1.49])
     run = results.run(str(measured[0][0].run_id))
     run.create(measured[0], script="#!/bin/sh\ncd " + str(ROOT) + "\n")
+    ended(run, measured[0])
     (run.folder / "environment.json").write_text(json.dumps({"interpreter": f"{ROOT}/.venv/jax/bin/python"}))
     events = [
         {"event": "loss", "row": 0, "loss": 1.0},
@@ -135,7 +144,10 @@ def test_a_point_of_a_run_may_be_published_later_than_another(results: Results) 
     run = results.run(str(first[0].run_id))
     run.create([*first, *later])
     run.metrics.write_text(json.dumps({"event": "block", "row": 0, "step_seconds": 0.01}) + "\n")
-    publish(results, first, [dataclasses.replace(row, git_dirty=True) for row in later])
+    changed = [dataclasses.replace(row, git_dirty=True) for row in later]
+    ended(run, [*first, *changed])
+    publish(results, first, changed)
+    ended(run, later)
     assert publish(results, first, later)[-1].endswith("16 rows, 8 of them new")
     samples = results.folder / "published" / "cpu" / "runs" / run.id / "samples.jsonl"
     assert [json.loads(line)["row"] for line in samples.read_text().splitlines()] == list(range(16))

@@ -178,7 +178,7 @@ sys.path.insert(0, sys.argv[1])
 from duel.job import Job
 from duel.results import Results
 from duel.status import Owner, this_process
-from duel.table import merge, read_rows
+from duel.table import update
 results = Results(Path(sys.argv[2]))
 job = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
 run = results.run(job.run_id("n" + sys.argv[3]))
@@ -186,7 +186,7 @@ run.create(job.rows(), owner=this_process())
 run.write_row(run.read_row(0).replace(status="finished", iterations=int(sys.argv[3])))
 run.write_status(state="finished")
 sys.stdin.readline()  # all end in the same instant
-merge(results, wait=False)
+update(results, wait=False)
 """
 
 
@@ -217,7 +217,7 @@ from duel.job import Job
 from duel.measure.sinks import MetricsWriter
 from duel.results import Results
 from duel.status import Owner, this_process
-from duel.table import merge, read_rows
+from duel.table import merge
 results = Results(Path(sys.argv[2]))
 job = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
 run = results.run(job.run_id("x"))

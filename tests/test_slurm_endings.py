@@ -45,6 +45,7 @@ def test_a_run_that_met_its_limit_continues_at_its_next_row(site: Site) -> None:
     first, job_id = run.rows()[:2], run.launch().slurm_job_id
     site.slurm.run("scancel", "--batch", "--signal=USR2", job_id)  # as Slurm does before the limit
     site.wait_for_state(run, "failed")
+    site.main("collect")  # which takes its four rows for all that will be
     said = site.main("resubmit")
     assert "continues, 2 of 4 rows are measured" in said
     site.wait_for_state(run, "finished")
@@ -60,11 +61,15 @@ def test_a_run_that_met_its_limit_continues_at_its_next_row(site: Site) -> None:
     assert launch.earlier == job_id != launch.slurm_job_id
     assert {row.slurm_job_id for row in rows[3:]} == {launch.slurm_job_id}
     assert site.statuses()[run.id]["state"] == "finished"
+    assert [row["status"] for row in rows_of(site.folder)] == [row.status for row in rows], "the job's end merged them"
     site.wait(lambda: site.jobs()[run.id] == 2)  # the accounting is late; and nothing was sent twice
 
 
-def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_proposed_to_both(site: Site) -> None:
-    site.target(*CPU)
+@pytest.mark.parametrize("own", [(), ("--signal=B:USR1@60",)])
+def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_proposed_to_both(
+    site: Site, own: tuple[str, ...]
+) -> None:
+    site.target(*CPU, *own)
     site.main("--benchmark", "mnist", "--use_case", "1", "--preset", "publication", "--framework", "jax")
     run = site.only()
     site.wait(lambda: sum(event["event"] == "block" for event in run.events()[0]) >= 2, 300)
@@ -189,7 +194,7 @@ from duel.states import FINISHED
 from duel.results import Results
 from duel.status import this_process
 from duel.files import utc
-from duel.table import merge
+from duel.table import update
 
 results = Results(Path("results"))
 run = results.run(os.environ["DUEL_RUN_ID"])
@@ -200,7 +205,7 @@ while time.time() < float(Path("end-at").read_text()):
     time.sleep(0.5)
 run.write_row(row.replace(status=FINISHED, ended=utc()))
 run.settle(state=FINISHED)
-merge(results, wait=False)
+update(results, wait=False)
 """
 
 

@@ -26,7 +26,7 @@ REFRESH_SECONDS = 30  # for a report that follows runs
 def submit(args: argparse.Namespace, results: "Results") -> int:
     """Render one script for each benchmark, use case and framework, and start them on the target."""
     from duel.launch import cluster, directives, plan, script
-    from duel.table import merge
+    from duel.table import update
 
     described = cluster.load(ROOT / "cluster.yaml")
     jobs = plan.jobs(args, described, results)
@@ -49,7 +49,7 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import manage
 
     finished = manage.wait(runs, results)
-    merge(results)
+    update(results)
     print_comparison(runs, results)
     return 0 if finished else 1
 
@@ -76,6 +76,8 @@ def print_comparison(runs: "list[Run]", results: "Results") -> None:
 def status(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import display, manage, state
 
+    recent = not (args.all or args.json or has_selection(args))
+
     def chosen(look: "Snapshot") -> "Snapshot":
         look = state.with_verdicts(look, results)
         runs = manage.select(look.runs, args, results)
@@ -87,9 +89,9 @@ def status(args: argparse.Namespace, results: "Results") -> int:
         for note in look.notes:
             warn(f"not known: {note}")
     elif args.watch:
-        manage.watch(results, chosen)
+        manage.watch(results, chosen, recent)
     else:
-        terminal.show(display.table(chosen(state.look(results)), args.all))
+        terminal.show(display.table(chosen(state.look(results, recent=recent)), args.all))
     return 0
 
 
@@ -110,13 +112,13 @@ def verify(args: argparse.Namespace, results: "Results") -> int:
 
 def cancel(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import manage, state
-    from duel.table import merge
+    from duel.table import update
 
     if not has_selection(args):
         raise UserError("name the runs to cancel, or select them, as in 'main.py cancel --state queued'")
     chosen = manage.select(state.look(results).runs, args, results)
     ended = manage.cancel(results, [seen.run for seen in chosen], say)
-    merge(results)
+    update(results)
     return 0 if ended else 1
 
 
@@ -170,14 +172,28 @@ def sync(args: argparse.Namespace, results: "Results") -> int:
 
 def collect(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import state
-    from duel.table import merge
+    from duel.table import update
 
-    for note in state.look(results).notes:  # runs that ended without a report are settled first
+    for note in state.look(results, recent=True).notes:  # runs that ended without a report are settled first
         warn(f"not known: {note}")
-    rows = merge(results)
-    counts = {state: sum(row.status == state for row in rows) for state in dict.fromkeys(row.status for row in rows)}
+    counts = update(results).states
     summary = ", ".join(f"{count} {state}" for state, count in counts.items()) or "no rows yet"
-    say(f"{results.csv.relative_to(ROOT)}: {len(rows)} rows ({summary})")
+    say(f"{results.csv.relative_to(ROOT)}: {sum(counts.values())} rows ({summary})")
+    if not args.check:
+        return 0
+    from duel.launch import verify
+
+    found = verify.check(results)
+    for line in found or ["checked: every row is as its run's folder has it"]:
+        (warn if found else say)(line)
+    return 1 if found else 0
+
+
+def archive(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import archive, manage, state
+
+    look = state.look(results)
+    archive.archive(manage.select(look.runs, args, results), look.runs, results, say)
     return 0
 
 

@@ -148,6 +148,10 @@ def _resubmit_options(parser: Parser) -> None:
     )
 
 
+def _collect_options(parser: Parser) -> None:
+    parser.add_argument("--check", action="store_true", help="read every run again and say what is inconsistent")
+
+
 def _validate_options(parser: Parser) -> None:
     parser.add_argument(
         "--benchmark", action=Several, convert=benchmark_names, required=True, metavar="NAME", help="names, or all"
@@ -243,7 +247,8 @@ COMMANDS = (
     Command("study", "plan, start and continue the points of a study", commands.study, _study_options),
     Command("validate", "prove that both sides compute the same function", commands.validate, _validate_options),
     Command("sync", "upload offline runs to Weights & Biases", commands.sync, _choosing("uploaded")),
-    Command("collect", "update results/results.csv", commands.collect),
+    Command("collect", "update results/results.csv", commands.collect, _collect_options),
+    Command("archive", "pack settled runs into results/archive", commands.archive, _choosing("packed")),
     Command("tune", "find the fastest switches of each side, for --mode tuned", commands.submit, _tune_options),
     Command("publish", "copy paired results to results/published/NAME", commands.publish, records.publish),
     Command("report", "write a page, figures and tables", commands.report, records.report),

@@ -19,9 +19,8 @@ usage: {program} [OPTIONS]           start jobs, one in JAX, one in PyTorch
   {program} status --watch
 
 options that start jobs ('{program} submit --help' explains them)
-  what    --benchmark  --use_case  --size  --batch_sizes  --products
-          --microbatch  --weights
-  how     --preset  --precision  --mode
+  what    --benchmark  --use_case  --size  --batch_sizes  --products  --weights
+  how     --preset  --precision  --mode  --microbatch
   where   --target  --device  --nodes  --devices  --scaling
   start   --framework  --paired  --sessions  --spacing  --dry_run  --wait
 

@@ -8,12 +8,11 @@ from datetime import datetime, timedelta
 
 from duel import terminal
 from duel.launch import reasons
-from duel.launch.state import user
-from duel.launch.views import SIGNALLED, RunView, Snapshot
+from duel.launch.state import RECENT, user
+from duel.launch.views import RunView, Snapshot
 from duel.states import QUEUED, RUNNING
-from duel.status import Status
+from duel.status import SIGNALLED, Status
 
-SHOWN = 20
 BAR_WIDTH = 16
 PROGRESS_SECONDS = 60.0  # between two progress lines of one phase, if lines cannot be redrawn
 
@@ -88,7 +87,7 @@ def table(look: Snapshot, everything: bool = False) -> terminal.Table:
     """Return one line per run, of many the unfinished and the last; then the jobs started by hand, and notes."""
     shown = look.runs
     if not everything:
-        recent = {seen.id for seen in look.runs[-SHOWN:]}
+        recent = {seen.id for seen in look.runs[-RECENT:]}
         shown = [seen for seen in look.runs if not seen.ended or seen.id in recent]
     return _table(look, shown, describe)
 
@@ -101,7 +100,7 @@ def live_table(look: Snapshot, most: int) -> terminal.Table:
         look.runs,
         key=lambda seen: (seen.ended, seen.state != RUNNING, -places[seen.id] if seen.ended else places[seen.id]),
     )
-    chosen = {seen.id for seen in wanted[: min(most, max(SHOWN, sum(not seen.ended for seen in wanted)))]}
+    chosen = {seen.id for seen in wanted[: min(most, max(RECENT, sum(not seen.ended for seen in wanted)))]}
     shown = _table(look, [seen for seen in look.runs if seen.id in chosen], lambda seen: bar(seen) + describe(seen))
     return replace(shown, notes=[*shown.notes, age(look)])
 
@@ -117,7 +116,7 @@ def _table(look: Snapshot, shown: Sequence[RunView], detail: Callable[[RunView],
     for job in look.by_hand:
         meaning = f"{reasons.judge(job).words}; its run begins when the job starts"
         lines.append([f"{job.name} (by hand)", QUEUED, job.id, *([job.user] if shared else []), meaning])
-    if more := len(look.runs) - len(shown):
+    if more := len(look.runs) + len(look.left_out) - len(shown):
         notes.insert(0, f"({more} more: 'python main.py status --all' shows all)")
     return terminal.Table(["run", "state", "job", *(["user"] if shared else []), ""], lines, notes)
 

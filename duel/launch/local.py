@@ -23,7 +23,7 @@ from duel.launch.submit import Launch
 from duel.results import Results, Run
 from duel.states import FAILED, QUEUED, TERMINAL
 from duel.status import Owner, this_process
-from duel.table import merge
+from duel.table import update
 
 GO = b"go\n"
 LOG_TAIL_BYTES = 4096
@@ -136,7 +136,7 @@ def _run(run: Run, results: Results, start: float) -> None:
     if run.stored_status().state not in TERMINAL:
         run.settle(state=FAILED, exit_code=code, cause=_cause(run, code), why="code")
     with contextlib.suppress(OSError, UserError):  # a results.csv that is not ours: every driver command reports it
-        merge(results)
+        update(results)
 
 
 def _cause(run: Run, code: int) -> str:

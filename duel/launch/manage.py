@@ -19,6 +19,7 @@ from duel.launch.views import RunView, Snapshot
 from duel.options import FILTERS, has_selection
 from duel.results import Results, Run
 from duel.states import CANCELLED, FINISHED, QUEUED, SKIPPED, TERMINAL
+from duel.table import archived
 
 TERMINATE_SECONDS = 60.0
 # The controller is shared by everyone: query it rarely, and even less often the longer it takes to answer.
@@ -38,6 +39,9 @@ def find(results: Results, name: str) -> Run:
         return runs[begun[0]]
     if begun:
         raise UserError(f"{len(begun)} runs begin with {name!r}: {', '.join(begun[-5:])}")
+    if (path := archived(results).get(name)) is not None:
+        shown, into = os.path.relpath(path), os.path.relpath(results.folder / "runs")
+        raise UserError(f"{name} is archived; to restore it: tar -xzf {shown} -C {into} {name}")
     near = difflib.get_close_matches(name, runs, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "'python main.py status' lists them"
     raise UserError(f"no run {name!r} in {results.folder / 'runs'}; {hint}")
@@ -88,18 +92,21 @@ def to_compare(args: Namespace, results: Results) -> list[Run]:
     return [seen.run for seen in measured if seen.group in groups]
 
 
-def follow(results: Results, runs: list[Run] | None, until: Callable[[Snapshot], bool]) -> None:
-    """Poll ``runs`` (or all of them), and Slurm only rarely, until ``until`` returns true for a snapshot."""
-    look = state.look(results, runs)
+def follow(results: Results, runs: list[Run] | None, until: Callable[[Snapshot], bool], recent: bool = False) -> None:
+    """Poll ``runs`` (or all of them), and Slurm only rarely, until ``until`` returns true for a snapshot.
+
+    ``recent`` is as in ``state.look``.
+    """
+    look = state.look(results, runs, recent=recent)
     every, everything = SLURM_SECONDS, time.time()
     while not until(look):
         time.sleep(FOLDER_SECONDS)
         begun = time.time()
         ask = begun - look.asked >= every
         if begun - everything >= SETTLED_SECONDS:
-            look, everything = state.look(results, runs), begun
+            look, everything = state.look(results, runs, recent=recent), begun
         else:
-            look = state.look(results, runs, before=look, ask=ask)
+            look = state.look(results, runs, look, ask, recent)
         if ask:
             every = min(max(SLURM_SECONDS, 20 * (time.time() - begun)), SLURM_SECONDS_MOST)
 
@@ -116,8 +123,8 @@ def wait(runs: list[Run], results: Results) -> bool:
     return all(run.status().state in (FINISHED, SKIPPED) for run in runs)
 
 
-def watch(results: Results, chosen: Callable[[Snapshot], Snapshot]) -> None:
-    """Show the runs that ``chosen`` selects until all have ended, as ``wait`` does."""
+def watch(results: Results, chosen: Callable[[Snapshot], Snapshot], recent: bool = False) -> None:
+    """Show the runs that ``chosen`` selects until all have ended, as ``wait`` does; ``recent`` as in ``state.look``."""
     with display.live() as show:
 
         def until(look: Snapshot) -> bool:
@@ -125,7 +132,7 @@ def watch(results: Results, chosen: Callable[[Snapshot], Snapshot]) -> None:
             show(look)
             return all(seen.ended for seen in look.runs) and not look.by_hand
 
-        follow(results, None, until)
+        follow(results, None, until, recent)
 
 
 def print_log(run: Run, follow: bool) -> None:

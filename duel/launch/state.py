@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from duel import files
+from duel import files, index
 from duel.files import Damaged
 from duel.launch import intent, queue, reasons
 from duel.launch.views import RunView, Snapshot
@@ -21,22 +21,29 @@ from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, TERM
 from duel.status import LOST_AFTER_SECONDS, LaunchRecord, SlurmWord
 
 TAIL_BYTES = 4096
+RECENT = 20  # settled runs that are looked at although nothing more is expected of them
 # A submission may begin and end while Slurm is queried; a run younger than this is not yet considered missing.
 SUBMITTING_SECONDS = 60.0
 
 
 def look(
-    results: Results, runs: list[Run] | None = None, before: Snapshot | None = None, ask: bool = False
+    results: Results,
+    runs: list[Run] | None = None,
+    before: Snapshot | None = None,
+    ask: bool = False,
+    recent: bool = False,
 ) -> Snapshot:
     """Return the state of ``runs`` (or all), from one squeue and at most one sacct; unless ``ask`` from the answer in
     ``before``, if that is given.
 
     A run that has ended according to Slurm, but has not reported it, is settled with Slurm's report. Runs that were
-    settled in ``before`` are not read again.
+    settled in ``before`` are not read again. With ``recent`` only the last of the settled ones are looked at.
     """
     intended = intent.seen(results)  # first: a submission may be completed while Slurm is queried
     settled = {seen.id: seen for seen in before.runs if seen.is_settled} if before else {}
-    every = [settled.get(run.id) or _own(run) for run in (results.runs() if runs is None else runs)]
+    found = results.runs() if runs is None else runs
+    left_out = _left_out(found, results, before) if recent else frozenset()
+    every = [settled.get(run.id) or _own(run) for run in found if run.id not in left_out]
     open_runs = [seen for seen in every if seen.needs_slurm()]
     unsettled = any(seen.state not in TERMINAL - {LOST} for seen in open_runs)
     old = None if ask else before
@@ -69,7 +76,13 @@ def look(
         for job in (answer.jobs if answer else [])
         if job.name in stems and job.id not in mine and reasons.judge(job).kind != reasons.ENDED
     ]
-    return Snapshot(every, by_hand, answer.notes if answer and unsettled else [], answer, asked)
+    return Snapshot(every, by_hand, answer.notes if answer and unsettled else [], answer, asked, left_out)
+
+
+def _left_out(runs: list[Run], results: Results, before: Snapshot | None) -> frozenset[str]:
+    """Return which of ``runs`` are settled, by the index of results.csv, and not among the last."""
+    known = before.left_out if before else index.load(results).settled
+    return frozenset(run.id for run in runs[:-RECENT] if run.id in known)
 
 
 def _job_of(seen: RunView, jobs: list[queue.SlurmJob]) -> queue.SlurmJob | None:
@@ -91,7 +104,7 @@ def with_verdicts(seen: Snapshot, results: Results) -> Snapshot:
     from duel.report import pairs  # here, because few commands need it
 
     try:
-        verdicts = pairs.by_run(results)
+        verdicts = pairs.by_run(results, [one.id for one in seen.runs if one.state == FINISHED])
     except ValueError as error:
         return replace(seen, notes=[*seen.notes, f"verdicts: {error}"])
     for one in seen.runs:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from duel import ROOT, certificate, tree, variables
+from duel import ROOT, certificate, index, tree, variables
 from duel.catalogue import PAIRED
 from duel.errors import UserError
 from duel.files import stamp
@@ -170,7 +170,7 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
             text = script.render(launch.job, launch.target, code=code)
             holder = owner or Owner(slurm_job_name=run.id)
             if launch.continues and run.stored_status().state in TERMINAL:
-                _reopen(run, launch, text, holder)
+                _reopen(run, launch, text, holder, results)
             if run.folder.exists():
                 continue
             run.create(
@@ -188,8 +188,9 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
     return runs
 
 
-def _reopen(run: Run, launch: Launch, text: str, owner: Owner) -> None:
+def _reopen(run: Run, launch: Launch, text: str, owner: Owner, results: Results) -> None:
     before = run.launch()
     earlier = ",".join(filter(None, (before.earlier, before.slurm_job_id)))
     cleared = {"slurm_job_id": "", "sent": "", "adopted": "", "refused": "", "slurm": None}
-    run.reopen(launch.job.rows(), text, owner, job=launch.job, earlier=earlier, code=tree.digest(), **cleared)
+    with index.forgotten(results, run.id):
+        run.reopen(launch.job.rows(), text, owner, job=launch.job, earlier=earlier, code=tree.digest(), **cleared)

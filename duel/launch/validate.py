@@ -15,7 +15,7 @@ from duel.launch.views import RunView, Snapshot
 from duel.report import parity
 from duel.results import Results, Run
 from duel.states import FINISHED
-from duel.table import merge
+from duel.table import update
 
 PRESETS = {"tiny": "smoke", "full": "standard"}
 MOST_FAILURES = 10
@@ -65,7 +65,7 @@ def validate(
             return not waiting
 
         manage.follow(results, runs, until)
-    merge(results)
+    update(results)
     return all(verdicts)
 
 

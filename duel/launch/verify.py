@@ -1,11 +1,14 @@
 """Whether what ran is what was rendered: a run's script in Slurm, its code, and the evidence of its rows."""
 
-from duel import files, table, tree
+from duel import files, tree
 from duel.errors import UserError
 from duel.files import Damaged
 from duel.job import EDITED, script_state
-from duel.launch import queue
+from duel.launch import archive, queue
+from duel.record import COLUMNS
 from duel.results import Results, Run
+from duel.states import TERMINAL
+from duel.table import archived, evidence, merge, read_rows, update
 from duel.terminal import Table
 
 OK, DIFFERS, UNKNOWN = "ok", "DIFFERS", "not known"
@@ -23,6 +26,34 @@ def verify(run: Run, results: Results) -> tuple[Table, bool]:
     return Table(["what", "verdict", "by"], [list(check) for check in found], []), all(
         v != DIFFERS for _, v, _ in found
     )
+
+
+def check(results: Results) -> list[str]:
+    """Read every run and archive again, correct results.csv, and return what was inconsistent."""
+    update(results)
+    before = {(row.run_id, row.row): row.to_csv() for row in read_rows(results.csv, strict=False)}
+    found = []
+    for row in merge(results, check=True):
+        what = f"{row.run_id}, row {row.row}"
+        if str(row.cause).startswith("damaged"):
+            found.append(f"{what}: {row.cause}")
+        if "evidence (" in str(row.comparable):
+            found.append(f"{what}: {row.comparable}")
+        now, old = row.to_csv(), before.get((row.run_id, row.row))
+        if row.status in TERMINAL and old is None:
+            found.append(f"{what}: was not in results.csv")
+        elif row.status in TERMINAL and old is not None and old != now:
+            names = [name for name, one, other in zip(COLUMNS, now, old, strict=True) if one != other]
+            found.append(f"{what}: results.csv had other values of {', '.join(names)}")
+    here, packed = {run.id for run in results.runs()}, archived(results)
+    gone = dict.fromkeys(str(name) for name, _ in before if name not in here and name not in packed)
+    found += [f"{run_id}: its folder is gone; only its rows in results.csv are left" for run_id in gone]
+    for path in dict.fromkeys(packed.values()):
+        try:
+            archive.read(path)
+        except UserError as error:
+            found.append(str(error))
+    return found
 
 
 def _script(run: Run, job_id: str) -> list[Check]:
@@ -59,7 +90,7 @@ def _evidence(run: Run, results: Results) -> Check:
     wrong = []
     for row in rows:
         try:
-            table.evidence(row, results)
+            evidence(row, results)
         except (OSError, ValueError) as error:
             wrong.append(f"row {row.row}: {error}")
     if not rows:

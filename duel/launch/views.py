@@ -1,7 +1,5 @@
 """One run, and all runs, at one moment: the state in their folders, corrected, and what Slurm reports."""
 
-import calendar
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +7,8 @@ from duel.catalogue import BENCHMARKS, VALIDATE
 from duel.job import Job
 from duel.launch import queue
 from duel.results import Run
-from duel.states import LOST, QUEUED, RUNNING, TERMINAL
-from duel.status import LaunchRecord, SlurmWord, Status, plain
-
-# Slurm keeps its record of a job for at least this long; older ones are not queried again.
-EXPLAIN_SECONDS = 7 * 24 * 3600.0
-# ``why`` of a run that ended itself on a signal; only Slurm knows who sent it.
-SIGNALLED = ("told to end", "warned")
+from duel.states import LOST, TERMINAL
+from duel.status import LaunchRecord, SlurmWord, Status, needs_slurm, plain, seconds
 
 
 @dataclass
@@ -85,18 +78,11 @@ class RunView:
     @property
     def queued(self) -> float:
         """When it was queued, in s since 1970; 0 if its folder does not say."""
-        try:
-            return float(calendar.timegm(time.strptime(self.status.queued, "%Y-%m-%dT%H:%M:%SZ")))
-        except ValueError:
-            return 0.0
+        return seconds(self.status.queued)
 
     def needs_slurm(self) -> bool:
         """Return whether Slurm may know more about the run than its folder says."""
-        if not self.in_slurm or not self.queued:
-            return False
-        if self.state in (QUEUED, RUNNING) or (self.state == LOST and not self.status.ended):
-            return True
-        return self.status.why in SIGNALLED and self.slurm is None and time.time() - self.queued < EXPLAIN_SECONDS
+        return needs_slurm(self.status, self.launch, self.slurm)
 
     @property
     def is_settled(self) -> bool:
@@ -129,6 +115,7 @@ class Snapshot:
     notes: list[str]  # what could not be queried
     answer: queue.Answer | None  # Slurm's, if it was asked
     asked: float  # when, in s since 1970
+    left_out: frozenset[str] = frozenset()  # settled runs that were not read
 
     def only(self, runs: list[RunView]) -> "Snapshot":
         """Return the same snapshot for these runs only."""

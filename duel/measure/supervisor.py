@@ -35,7 +35,7 @@ from duel.record import Row, counted
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED
 from duel.status import this_process
-from duel.table import evidence, merge
+from duel.table import evidence, update
 
 RETRIES = 4  # further tries at a row that others disturb
 TRIAL_RETRIES = 1  # and at a trial of a search, which is one of many
@@ -223,7 +223,7 @@ class _Work:
         run.settle(state=state, cause=cause, why=why, exit_code=code)
         self._alone.close()  # not before: processes of an ended row would overlap the next run's
         try:
-            rows = [row for row in merge(self._results, wait=False) if row.run_id == run.id]
+            rows = [row for row in update(self._results, wait=False).rows if row.run_id == run.id]
         except (OSError, UserError) as error:  # the row is safe in its own file; the next merge reports this again
             print(f"not merged: {error}", file=sys.stderr)
             rows = []

@@ -4,9 +4,8 @@ import functools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
@@ -16,7 +15,7 @@ from duel.report.itself import noise_floor
 from duel.report.ratios import Pair, Ratio
 from duel.results import Results
 from duel.states import TERMINAL
-from duel.table import read_rows
+from duel.table import rows_of
 
 # The same in all repeats of one side.
 UNCHANGED = (
@@ -315,21 +314,22 @@ def changes(pairs: Session, columns: Sequence[str]) -> list[str]:
     ]
 
 
-def by_run(results: Results) -> dict[str, str]:
-    """Return a line for each run id with the outcome of its pair in results.csv; none while a side has not ended.
+def by_run(results: Results, run_ids: Collection[str]) -> dict[str, str]:
+    """Return a line for each of ``run_ids`` with the outcome of its pair in results.csv; none while a side has not
+    ended.
 
     Raises ValueError if results.csv is damaged.
     """
     try:
-        return _by_run(results.csv, results.csv.lstat().st_mtime_ns)
+        return _by_run(results, frozenset(run_ids), results.csv.lstat().st_mtime_ns)
     except FileNotFoundError:
         return {}
 
 
 @functools.lru_cache(maxsize=1)  # 'status --watch' asks every second
-def _by_run(csv: Path, modified: int) -> dict[str, str]:
+def _by_run(results: Results, run_ids: frozenset[str], modified: int) -> dict[str, str]:
     points: dict[str, list[Outcome]] = {}
-    for found in outcomes(read_rows(csv, strict=False)):
+    for found in outcomes(rows_of(results, run_ids)):
         for run_id in {str(row.run_id) for pair in found.pairs for row in pair}:
             points.setdefault(run_id, []).append(found)
     lines = {}

@@ -11,7 +11,7 @@ README.md       a table of everything; 'make golden' puts a short one into the r
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from duel.report.sessions import claims, over_sessions
 from duel.report.waterfall import waterfalls
 from duel.results import Results
 from duel.states import FINISHED
-from duel.table import merge, read_rows, write_rows
+from duel.table import archived, merge, read_rows, write_rows
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 KEPT = ("environment.json", "script.sh")
@@ -44,7 +44,7 @@ def publish(name: str, results: Results, say: Say) -> None:
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name!r}: use at most 32 lower-case letters, digits, '-' and '_'")
     folder = results.folder / "published" / name
-    before, rows = read_rows(folder / "results.csv"), merge(results)
+    before, rows = read_rows(folder / "results.csv"), merge(results, check=True)
     new = _new(before, rows, results, say)
     (folder / "parity").mkdir(parents=True, exist_ok=True)
     for source, target in _certificates(before, new, results, folder).items():
@@ -66,9 +66,10 @@ def _new(before: list[Row], rows: list[Row], results: Results, say: Say) -> list
     there = {(row.group, row.point) for row in before}
     measured = [outcome for outcome in outcomes(rows) if (outcome.row.group, outcome.row.point) not in there]
     device = _device(before or [outcome.row for outcome in measured])
+    packed = archived(results)
     left_out, wanted = [], set()
     for outcome in measured:
-        if why := _unfit(outcome, device, results):
+        if why := _archived(outcome, packed) or _unfit(outcome, device, results):
             left_out.append(f"{outcome.row.run_id}: {why}")
         else:
             wanted.add((outcome.row.group, outcome.row.point))
@@ -107,6 +108,12 @@ def _uncertified(row: Row, results: Results) -> str:
     """Return why the current certificate does not hold for ``row``; empty if it does."""
     found = certificate.verdict(row, results.folder)
     return "" if found == certificate.VERIFIED else found
+
+
+def _archived(outcome: Outcome, packed: Container[str]) -> str:
+    """Return that a run of ``outcome`` is in an archive, without its folder and so its samples; empty if none is."""
+    ids = [str(row.run_id) for pair in outcome.pairs for row in pair]
+    return next((f"{run_id} is archived: restore its folder first" for run_id in ids if run_id in packed), "")
 
 
 def _unfit(outcome: Outcome, device: str | None, results: Results) -> str:

@@ -1,0 +1,86 @@
+"""What 10,000 settled runs cost the commands that look at one new one.
+
+    .venv/driver/bin/python benchmarks/many_runs.py
+
+Each command follows a new run, and is the median of some. 'status' and 'collect' must take less than 0.5 s and 100 MB.
+Beside them: the start of Python, and a 'collect' that reads all runs, as without the index. Exit code 1 if one is
+slower or larger.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from duel import ROOT
+from duel.files import stamp, utc
+from duel.record import Row
+from duel.results import Results, Run
+from duel.states import FINISHED
+from duel.table import read_rows
+
+RUNS, ROWS, ROUNDS = 10_000, 8, 7
+BOUNDS = {"seconds": 0.5, "megabytes": 100}
+
+
+def settled(results: Results, models: list[Row]) -> None:
+    """Make one run that has ended, with the rows ``models``."""
+    name = stamp()
+    run = results.run(f"paired_mnist_1-{name}")
+    run.create(models)
+    for number, model in enumerate(models):
+        # Not atomically, which would take minutes for all of them: nobody reads them yet.
+        row = model.replace(run_id=run.id, row=number, group=f"mnist_1-{name}", status=FINISHED)
+        run.row_file(number).write_text(row.to_json())
+    Run(run.folder).write_status(state=FINISHED, ended=utc())
+
+
+def measured(command: list[str], folder: Path) -> tuple[float, float]:
+    """Return the seconds that a command takes, and its peak memory in MB."""
+    start = time.perf_counter()
+    process = subprocess.Popen([sys.executable, *command], cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    if status:
+        raise RuntimeError(f"{command} failed")
+    return seconds, usage.ru_maxrss * 1024 / 1e6
+
+
+def main() -> int:
+    models = read_rows(next(iter(sorted((ROOT / "results" / "published").glob("*/results.csv")))))[:ROWS]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(ROOT / "duel", folder / "duel", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "main.py", folder)
+        results = Results(folder / "results")
+        for _ in range(RUNS):
+            settled(results, models)
+        whole = measured(["main.py", "collect"], folder)
+        found: dict[str, list[tuple[float, float]]] = {}
+        for _ in range(ROUNDS):
+            found.setdefault("python -c pass", []).append(measured(["-c", "pass"], folder))
+            for command in ("status", "collect"):
+                settled(results, models)
+                found.setdefault(command, []).append(measured(["main.py", command], folder))
+    figures = {
+        name: {
+            "seconds": round(statistics.median(seconds for seconds, _ in each), 3),
+            "megabytes": round(max(megabytes for _, megabytes in each)),
+        }
+        for name, each in found.items()
+    }
+    holds = all(figures[name][kind] < most for name in ("status", "collect") for kind, most in BOUNDS.items())
+    first = {"seconds": round(whole[0], 1), "megabytes": round(whole[1])}
+    print(json.dumps({"runs": RUNS, "rows": RUNS * ROWS, "first collect": first} | figures | {"holds": holds}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
