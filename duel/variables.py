@@ -49,7 +49,7 @@ OBEYED = {
 # Slurm, a container runtime or a TPU host's platform sets them; without them a job would take devices not its own.
 ALLOCATED = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_*", "NVIDIA_VISIBLE_DEVICES"),
-    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TORCHELASTIC_*"),
     *("TPU_ACCELERATOR_TYPE", "TPU_CHIPS_PER_*", "TPU_HOST_BOUNDS", "TPU_HOSTNAME_OVERRIDE", "TPU_NAME"),
     *("TPU_PROCESS_*", "TPU_RUNTIME_METRICS_PORTS", "TPU_SKIP_MDS_QUERY", "TPU_TOPOLOGY*", "TPU_TYPE"),
     *("TPU_VISIBLE_*", "TPU_WORKER_*"),
@@ -65,6 +65,13 @@ THREADS = (
 )
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 HIDDEN = "(not recorded)"
+
+
+def starter(framework: str) -> str:
+    """Return the variable with the shell text that starts processes of ``framework`` in a paired script, where each
+    framework needs lines or a container of its own.
+    """
+    return f"DUEL_START_{framework.upper()}"
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -14,7 +14,8 @@ from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import cluster, directives, document, schema, script
-from duel.launch.schema import PLACEHOLDERS, Target
+from duel.launch.schema import Target
+from duel.launch.values import PLACEHOLDERS
 
 GOOD = """\
 default: local
@@ -156,6 +157,9 @@ def test_what_is_wrong_is_named_with_its_place(path: Path, text: str | bytes, sa
         ("like: local", "6:5: targets.local.like: no such target 'local'; valid: none"),
         ("directives: [--gres={gpu}]", "6:25: expected ',' or ']', but got '{'; quote a value that has a ',' or a"),
         ("directives: |\n      #PBS -l walltime=1", "directives: '#PBS -l walltime=1' is for another scheduler"),
+        ("directives: |\n      #SBATCH -n1\n      #SBATCH hetjob", "'#SBATCH hetjob': heterogeneous jobs are not"),
+        ("submit: sbatch -n1 ':' -n2", "heterogeneous jobs are not supported"),
+        ("launcher: srun --het-group=0,1", "heterogeneous jobs are not supported"),
         ("directives: |\n      ##SBATCH --time=1", "'##SBATCH --time=1': Slurm only reads lines that begin with"),
         ("directives: |\n      #SBATCH--time=1", "'#SBATCH--time=1': Slurm only reads lines that begin with"),
         ("pass_variables: [A=1]", "6:22: targets.local.pass_variables.0: 'A=1' is not the name of a variable"),

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from duel.catalogue import FRAMEWORKS
 from duel.cli import main as cli
 from duel.job import Job
-from duel.launch import cluster, directives, schema, script, study
+from duel.launch import cluster, directives, schema, script, study, values
 from duel.results import Results
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -122,8 +122,8 @@ def test_every_key_of_cluster_yaml_is_explained_and_no_other() -> None:
     known = [key for key in keys(schema.Cluster) if not key.startswith(("variants.setup.", "variants.setup_instead."))]
     assert sorted(explained(SITES, "key")) == sorted([*known, "defaults", "like"])
     placeholders = explained(SITES, "placeholder")
-    amounts = [f"cpus_per_{each}" for each in schema.PER]
-    assert sorted(placeholders) == sorted(f"{{{name}}}" for name in (*schema.PLACEHOLDERS, *amounts))
+    amounts = [f"cpus_per_{each}" for each in values.PER]
+    assert sorted(placeholders) == sorted(f"{{{name}}}" for name in (*values.PLACEHOLDERS, *amounts))
 
 
 STUDIES = ROOT / "docs" / "studies.md"

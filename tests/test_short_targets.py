@@ -60,14 +60,6 @@ def test_a_target_starts_from_another_or_from_the_defaults(path: Path) -> None:
         assert raw in text[int(place.removeprefix("cluster.yaml:")) - 1] or line in text[3], line
 
 
-def test_lines_for_one_framework_are_named_where_both_are_measured(path: Path) -> None:
-    path.write_text(SHORT)
-    target = cluster.load(path).targets["long"]
-    assert target.one_sided(job(target="long", framework="paired")) == [1]
-    assert target.for_job(job(target="long", framework="paired")).launcher == "srun"
-    assert cluster.load(path).targets["gpu"].one_sided(job(target="gpu", framework="paired")) == []
-
-
 def test_a_variant_refuses_a_shape_with_its_reason(path: Path) -> None:
     path.write_text(SHORT)
     target = cluster.load(path).targets["long"]

@@ -83,7 +83,7 @@ class Site:
 
     def start(self, target: Target, job: Job, python: str = "python", **environment: str) -> "subprocess.Popen[str]":
         python = str(self.bin / python)
-        own = target.model_copy(update={"python": schema.Pythons(jax=python, pytorch=python)})
+        own = target.model_copy(update={"python": schema.Pythons(jax=python, pytorch=python, supervisor=python)})
         path = self.root / "script.sh"
         path.write_text(script.render(job, own, self.root))
         known = clean_environment()

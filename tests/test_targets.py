@@ -6,7 +6,8 @@ import pytest
 
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch.schema import PLACEHOLDERS, Target
+from duel.launch.schema import Target
+from duel.launch.values import PLACEHOLDERS
 
 
 def job(nodes: int = 1, devices_per_node: int = 1, framework: str = "jax", target: str = "here", **more: Any) -> Job:

@@ -10,7 +10,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from duel.launch import directives
 from duel.launch.document import Document, Location
-from duel.launch.schema import SLURM_ONLY, Cluster, Directives, Pythons, Setup, Target, Variant, Wandb, When
+from duel.launch.schema import SLURM_ONLY, Cluster, Pythons, Setup, Target, Variant, Wandb, When
+from duel.launch.values import Directives
 from duel.options import TARGET_NAME
 
 DIRECTIVES = TypeAdapter(Directives)

@@ -60,6 +60,33 @@ _LONG = frozenset(_LETTERS.values()) | {f"--{name}" for name in _OTHERS.split()}
 # The first requests what the second forbids, so the site's choice replaces ours.
 _SAME = {"--requeue": "--no-requeue"}
 
+HETEROGENEOUS = "heterogeneous jobs are not supported: all nodes of a comparison must be of one kind"
+_HET = re.compile(r"#SBATCH\s+(het|pack)job\b")
+_OTHER_SCHEDULERS = re.compile(r"#(PBS|BSUB|COBALT|OAR|\$)\s+-")
+_NOT_READ = re.compile(r"#[#\s]*SBATCH[\s=:]*(-|$)", re.IGNORECASE)
+
+
+def pasted(text: Iterable[str]) -> list[str]:
+    """Return the directives in lines of a script. Raises ValueError for what looks like one and has no effect."""
+    lines = []
+    for line in map(str.strip, text):
+        if _OTHER_SCHEDULERS.match(line):
+            raise ValueError(f"{line!r} is for another scheduler: write what sbatch takes, or delete it")
+        if is_heterogeneous(line):
+            raise ValueError(f"{line!r}: {HETEROGENEOUS}")
+        if re.match(r"#SBATCH\s+-", line):
+            lines.append(line.removeprefix("#SBATCH").strip())
+        elif _NOT_READ.match(line):
+            raise ValueError(f"{line!r}: Slurm only reads lines that begin with '#SBATCH -': correct or delete it")
+        elif not line.startswith("#"):
+            lines.append(line)
+    return lines
+
+
+def is_heterogeneous(line: str) -> bool:
+    """Return whether ``line`` of a script separates the parts of a heterogeneous job."""
+    return _HET.match(line) is not None
+
 
 def of_script(text: str) -> list[str]:
     """Return the directives that Slurm reads in a script: the '#SBATCH' lines up to the first command."""

@@ -1,140 +1,32 @@
 """The schema of cluster.yaml, and how a target applies to one job."""
 
+import itertools
 import re
-import shlex
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
+from duel.catalogue import FRAMEWORKS, PAIRED
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import directives
-
-PLACEHOLDERS = ("nodes", "devices_per_node", "devices", "tasks_per_node", "tasks", "framework", "benchmark", "name")
-PER = ("device", "node")  # {cpus_per_device} and {cpus_per_node} are made of a target's per_device: {cpus: N}
-_OTHER_SCHEDULERS = re.compile(r"#(PBS|BSUB|COBALT|OAR|\$)\s+-")
-_NOT_READ = re.compile(r"#[#\s]*SBATCH[\s=:]*(-|$)", re.IGNORECASE)
-
-
-def _one_line(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise ValueError(f"{text!r} is not one line of printable characters")
-    return text
-
-
-def _directive(text: str) -> str:
-    if not re.match("--?[A-Za-z]", _one_line(text)):
-        raise ValueError(f"{text!r} is not an sbatch option; write it as on the command line, such as --partition=gpu")
-    for name in placeholders(text):
-        if name not in PLACEHOLDERS and name.rpartition("_per_")[2] not in PER:
-            raise ValueError(f"unknown placeholder {{{name}}}; valid: {', '.join(f'{{{p}}}' for p in PLACEHOLDERS)}")
-    return text
-
-
-def placeholders(text: str) -> list[str]:
-    """Return the names in braces in ``text``, without the shell's own ``${NAME}``."""
-    return re.findall(r"(?<!\$)\{(\w+)\}", text)
-
-
-def _shell_line(text: str) -> str:
-    _one_line(text.replace("\t", " "))
-    return text
-
-
-def _pasted(given: Any) -> Any:
-    """Accept lines pasted as one text ('directives: |') in place of a list, dropping blank ones."""
-    return [line.rstrip() for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
-
-
-def _pasted_directives(given: Any) -> Any:
-    """Accept the same from a script, with '#SBATCH' before each line and comments in between."""
-    if not isinstance(given, str):
-        return given
-    lines = []
-    for line in map(str.strip, _pasted(given)):
-        if _OTHER_SCHEDULERS.match(line):
-            raise ValueError(f"{line!r} is for another scheduler: write what sbatch takes, or delete it")
-        if re.match(r"#SBATCH\s+-", line):
-            lines.append(line.removeprefix("#SBATCH").strip())
-        elif _NOT_READ.match(line):
-            raise ValueError(f"{line!r}: Slurm only reads lines that begin with '#SBATCH -': correct or delete it")
-        elif not line.startswith("#"):
-            lines.append(line)
-    return lines
-
-
-def _listed(given: Any) -> Any:
-    """Accept a single value in place of a list of one."""
-    return [given] if isinstance(given, str | int) and not isinstance(given, bool) else given
-
-
-def _option(text: str) -> str:
-    if not re.fullmatch("--[a-z][a-z0-9-]*", text):
-        raise ValueError(f"{text!r} is not the long name of an sbatch option, such as --signal")
-    return text
-
-
-def _words(text: str) -> str:
-    text = _one_line(text.rstrip("\n"))  # a folded text of YAML ends in a line break
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r}: {error}") from error
-    if any(word.startswith("#") for word in words):
-        raise ValueError(f"{text!r} has a comment, which would hide the command after it")
-    return text
-
-
-def _variable(text: str) -> str:
-    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError(f"{text!r} is not the name of a variable, such as SBATCH_ACCOUNT")
-    return text
-
-
-def _shebang(text: str) -> str:
-    if not _one_line(text).startswith("#!"):
-        raise ValueError(f"{text!r} does not begin with '#!'")
-    return text
-
-
-def _range(given: Any) -> Any:
-    """Parse ``3``, ``2-4`` or ``5+`` into (lowest, highest)."""
-    form = re.fullmatch(r"([1-9]\d{0,5})(?:(\+)|-([1-9]\d{0,5}))?", str(given)) if type(given) in (int, str) else None
-    if form is None:
-        raise ValueError(f"{given!r} is not a range; valid: a number such as 1, '2-4', or '5+'")
-    lowest = int(form[1])
-    highest = 10**6 if form[2] else int(form[3] or lowest)
-    if highest < lowest:
-        raise ValueError(f"{given!r} ends before it begins")
-    return lowest, highest
-
-
-def _positive(number: int) -> int:
-    if number < 1:
-        raise ValueError(f"{number} is not a positive number")
-    return number
-
-
-def _counts(counts: list[int]) -> list[int]:
-    if not counts:
-        raise ValueError("at least one number is needed")
-    return sorted(_positive(count) for count in counts)
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch("[a-z][a-z0-9_]*", text):
-        raise ValueError(f"{text!r}: use lower-case letters, digits and '_', such as cpus")
-    return text
-
-
-Line = Annotated[str, AfterValidator(_one_line)]
-Lines = Annotated[list[Annotated[str, AfterValidator(_shell_line)]], BeforeValidator(_pasted)]
-Directives = Annotated[list[Annotated[str, AfterValidator(_directive)]], BeforeValidator(_pasted_directives)]
-Words = Annotated[str, AfterValidator(_words)]
-Variable = Annotated[str, AfterValidator(_variable)]
-Positive = Annotated[int, AfterValidator(_positive)]
-Range = Annotated[tuple[int, int], BeforeValidator(_range)]
+from duel.launch.values import (
+    PLACEHOLDERS,
+    Counts,
+    Directives,
+    Line,
+    Lines,
+    Name,
+    Options,
+    Positive,
+    Range,
+    Shebang,
+    Variables,
+    Words,
+    placeholders,
+)
 
 
 class _Strict(BaseModel):
@@ -142,10 +34,14 @@ class _Strict(BaseModel):
 
 
 class Pythons(_Strict):
-    """One interpreter per framework: a path, absolute or below the repository, or a name on the PATH; null: none."""
+    """One interpreter per framework: a path, absolute or below the repository, or a name on the PATH; null: none.
+
+    ``supervisor`` runs a paired script whose frameworks are started each in its own way; null: the one of main.py.
+    """
 
     jax: Line | None
     pytorch: Line | None
+    supervisor: Line | None = None
 
 
 class Wandb(_Strict):
@@ -195,6 +91,14 @@ class Variant(_Strict):
     refuse: Line | None = None  # why the site takes no such job
 
 
+class Side(NamedTuple):
+    """How a paired script starts the processes of one framework, as far as that is not as for the other."""
+
+    launcher: str | None  # None: within the script's own tasks
+    job: list[str]  # lines before the launcher
+    task: list[str]  # lines before the interpreter
+
+
 # Keys without effect on this machine; if accepted, they would look as if they did something.
 SLURM_ONLY = ("directives", "without", "submit", "pass_variables", "pause", "max_jobs", "launcher", "node_launcher")
 
@@ -206,15 +110,15 @@ class Target(_Strict):
     python: Pythons
     device: Literal["cpu", "gpu", "tpu", "mps"] | None = None
     nodes: Positive = 1
-    devices_per_node: Annotated[list[int], AfterValidator(_counts), BeforeValidator(_listed)] = [1]
-    per_device: dict[Annotated[str, AfterValidator(_name)], Positive] = {}
+    devices_per_node: Counts = [1]
+    per_device: dict[Name, Positive] = {}
     max_jobs: Positive | None = None
     internet: bool = True
     directives: Directives = []
-    without: Annotated[list[Annotated[str, AfterValidator(_option)]], BeforeValidator(_listed)] = []
-    shebang: Annotated[str, AfterValidator(_shebang)] = "#!/usr/bin/env bash"
+    without: Options = []
+    shebang: Shebang = "#!/usr/bin/env bash"
     submit: Words = "sbatch"
-    pass_variables: Annotated[list[Variable], BeforeValidator(_listed)] = []
+    pass_variables: Variables = []
     pause: Annotated[float, Field(ge=0, le=3600)] = 0.2
     launcher: Words | None = "srun"
     node_launcher: Words = "srun --ntasks-per-node=1 --ntasks={nodes}"
@@ -222,6 +126,12 @@ class Target(_Strict):
     variants: list[Variant] = []
     data: Line = "data"
     wandb: Wandb = Wandb()
+    # Of a paired job, by framework; empty if both are started alike. Set by ``for_job``.
+    _sides: dict[str, Side] = PrivateAttr(default_factory=dict)
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        return self._sides
 
     @model_validator(mode="before")
     @classmethod
@@ -273,16 +183,50 @@ class Target(_Strict):
         return values
 
     def one_sided(self, job: Job) -> list[int]:
-        """Return the numbers of the variants for one of the frameworks of a paired ``job``, which get no effect."""
+        """Return the numbers of the variants with directives for one of the frameworks of a paired ``job``: these get
+        no effect.
+        """
         values = self.allocation(job)
         return [
             number
             for number, variant in enumerate(self.variants)
-            if variant.when.framework and variant.when.holds(values | {"framework": variant.when.framework})
+            if variant.directives
+            and variant.when.framework
+            and variant.when.holds(values | {"framework": variant.when.framework})
         ]
 
     def for_job(self, job: Job) -> "Target":
-        """Return this target for one job: variants applied, placeholders filled. Raises UserError."""
+        """Return this target for one job: variants applied, placeholders filled. Raises UserError.
+
+        A paired job gets what its frameworks have in common, and ``sides`` for the rest.
+        """
+        whole = self._for(job)
+        if job.framework != PAIRED or self.sides:
+            return whole
+        both = [self._for(replace(job, framework=framework)) for framework in FRAMEWORKS]
+        alike = len({side.launcher for side in both}) == 1
+        if not alike and job.ranks > 1:
+            raise UserError(
+                f"target {job.target!r} has a launcher for each framework: --paired can use them on one device, not on "
+                f"{job.ranks} (cluster.yaml: targets.{job.target})"
+            )
+        common = {scope: _common(*(getattr(side.setup, scope) for side in both)) for scope in SCOPES}
+        if not alike:
+            common["task"] = []  # within the containers
+        own = [{scope: getattr(side.setup, scope)[len(common[scope]) :] for scope in SCOPES} for side in both]
+        for scope in ("submit", "node"):
+            common[scope] += [line for lines in own for line in lines[scope]]
+        whole = whole.model_copy(
+            update={"setup": Setup.model_validate(common), "launcher": both[0].launcher if alike else None}
+        )
+        if not alike or any(lines["job"] or lines["task"] for lines in own):
+            whole._sides = {
+                framework: Side(None if alike else side.launcher or "", lines["job"], lines["task"])
+                for framework, side, lines in zip(FRAMEWORKS, both, own, strict=True)
+            }
+        return whole
+
+    def _for(self, job: Job) -> "Target":
         values = self.allocation(job)
         lines, launcher, setup = self.directives, self.launcher, self.setup
         for number, variant in enumerate(self.variants):
@@ -310,6 +254,11 @@ class Target(_Strict):
                 "variants": [],
             }
         )
+
+
+def _common(one: list[str], other: list[str]) -> list[str]:
+    """Return the lines with which both begin."""
+    return [line for line, _ in itertools.takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False))]
 
 
 def _counted(count: int, what: str) -> str:

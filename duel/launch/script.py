@@ -4,6 +4,7 @@ import functools
 import os
 import shlex
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,7 +68,11 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
     program = f"{lead}/run.py" if code is None else os.path.relpath(code / lead / "run.py", root)
     device = ["--device", target.device] if target.device and not job.device else []
     options = [*job.options, *device, f"--data={target.data}"]
-    options += [f"--paired={other}={pythons[other]}" for other in others]
+    python, where = pythons[lead], lead
+    if target.sides:
+        python, where = target.python.supervisor or _this_python(root), "supervisor"
+        exports |= {variables.starter(name): _start(job, target, name, root) for name in job.frameworks}
+    options += [f"--paired={name}={pythons[name]}" for name in (job.frameworks if target.sides else others)]
     if job.use_case in MANY and target.scheduler == "local":
         options.append("--spawn")
     slurm = target.scheduler == "slurm"
@@ -97,17 +102,44 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
         allocated=variables.ALLOCATED,
         foreign=variables.FOREIGN,
         given=variables.GIVEN,
-        python=pythons[lead],
-        remedy=f"(cluster.yaml: targets.{job.target}.python.{lead}); make {lead}-env makes one",
+        python=python,
+        remedy=f"(cluster.yaml: targets.{job.target}.python.{where})"
+        + ("" if target.sides else f"; make {lead}-env makes one"),
         command=shlex.join([program, *options]),
     )
     return seal(text)
+
+
+def _this_python(root: Path) -> str:
+    """Return the interpreter of main.py, relative to the checkout if it is in there."""
+    inside = Path(sys.executable).is_relative_to(root)
+    return os.path.relpath(sys.executable, root) if inside else sys.executable
+
+
+def _start(job: Job, target: Target, framework: str, root: Path) -> str:
+    """Return the shell text that starts the command "$@" as the target starts processes of ``framework``."""
+    side = target.sides[framework]
+    missing = f"no interpreter $1 (cluster.yaml: targets.{job.target}.python.{framework})"
+    task = [
+        *side.task,
+        f'command -v -- "$1" >/dev/null || {{ echo "{missing}" >&2; exit 96; }}',
+        f'export {variables.GIVEN}="$(compgen -e)"  # variables set by the target stay',
+        'exec "$@"',
+    ]
+    if side.launcher is None:
+        return "\n".join([*side.job, *task])
+    inside = "\n".join([f"cd -- {shlex.quote(str(root))} || exit 97", *task])
+    launched = f'exec {side.launcher} bash -eo pipefail -c {shlex.quote(inside)} {framework} "$@"'
+    return "\n".join([*side.job, launched])
 
 
 def _parse(job: Job, target: Target) -> None:
     """Raise UserError for lines of the target that bash rejects, or that would swallow the lines after them."""
     texts = {f"setup.{scope}": "\n".join(getattr(target.setup, scope)) for scope in SCOPES}
     texts |= {"launcher": f"{target.launcher or ''} true", "node_launcher": f"{target.node_launcher} true"}
+    for framework, side in target.sides.items():
+        texts |= {f"setup for {framework}": "\n".join([*side.job, *side.task])}
+        texts |= {f"launcher for {framework}": f"{side.launcher or ''} true"}
     for key, text in texts.items():
         if text and (complaint := _complaint(text)):
             raise UserError(f"cluster.yaml: targets.{job.target}.{key}: {complaint}")

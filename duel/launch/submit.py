@@ -115,7 +115,7 @@ def launch(
     where.preview(launches, cluster)
     if paired := next((job for job in jobs if job.framework == PAIRED), None):
         for number in target.one_sided(paired):
-            say(f"targets.{name}.variants.{number} is for one framework: --paired, which measures both, leaves it out")
+            say(f"targets.{name}.variants.{number}.directives are for one framework: --paired leaves them out")
     if names := _kept_back(launches):
         line = f"cluster.yaml: targets.{name}.setup: {{job: [export {names[0]}=...]}}"
         say(f"not passed to the jobs: {', '.join(names)}; to set one for the jobs, use {line}")
@@ -136,6 +136,7 @@ def _kept_back(launches: list[Launch]) -> list[str]:
     for target in (launch.target for launch in launches):
         names.update(re.findall(r"\w+", directives.value(target.directives, "--export") or ""))
         lines += [*target.setup.job, *target.setup.task]
+        lines += [line for side in target.sides.values() for line in (*side.job, *side.task)]
     text = "\n".join(lines)
     return [
         name

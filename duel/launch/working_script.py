@@ -31,6 +31,8 @@ def target(path: Path, say: Callable[[str], None]) -> None:
         raise UserError(f"--from {path}: no such file") from None
     except (Damaged, UnicodeDecodeError) as error:
         raise UserError(f"--from {path}: {error}") from error
+    if any(directives.is_heterogeneous(line) for line in text.splitlines()):
+        raise UserError(f"--from {path}: {directives.HETEROGENEOUS}")
     given = directives.of_script(text)
     if not given:
         raise UserError(f"--from {path}: no '#SBATCH' line before its first command: a script for Slurm is needed")

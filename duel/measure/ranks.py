@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import json
 import os
+import re
 import secrets
 import socket
 import threading
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from duel import variables
+from duel.errors import UserError
 from duel.measure import probes
 from duel.results import Run
 
@@ -40,10 +42,13 @@ KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_C
 # mpirun's own are the right ones.
 LAUNCHERS = (
     ("DUEL_RANK", "DUEL_RANKS", "DUEL_RANK"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun's
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun; a RANK alone may come from a shell's start-up files
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,16 @@ class Place:
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Return what the launcher says; without one, a single process."""
+    """Return what the launcher says; without one, a single process.
+
+    A launcher may show each process all devices of the node or only its own ones: among those, the rank on the node
+    counts modulo their number.
+    """
     for names in LAUNCHERS:
-        if all(name in environment for name in names):
-            return Place(*(int(environment[name]) for name in names))
+        if all(name in environment for name in names) and ("RANK" not in names or TORCHRUN in environment):
+            rank, size, local_rank = (int(environment[name]) for name in names)
+            shown = [len(environment[name].split(",")) for name in VISIBLE if environment.get(name)]
+            return Place(rank, size, local_rank % min(shown, default=size))
     return Place(0, 1, 0)
 
 
@@ -87,13 +98,15 @@ def environment(caches: str, timed: bool = True) -> dict[str, str]:
     If ``timed``, variables that set a number of threads are removed. A proof may run next to others: its threads sleep
     while they wait for each other, because spinning would take the cores from the others.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    kept = {name: value for name, value in os.environ.items() if not kept_out(name, timed)}
     own = {name: f"{caches}/{name.lower()}" for name in CACHES} | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | KEEP_ALL
-    if timed:
-        kept = {name: value for name, value in kept.items() if not variables.matches(name, variables.THREADS)}
-    else:
-        own["OMP_WAIT_POLICY"] = "passive"
+    own |= {} if timed else {"OMP_WAIT_POLICY": "passive"}
     return kept | own | {variables.OWN: " ".join(own)}
+
+
+def kept_out(name: str, timed: bool = True) -> bool:
+    """Return whether a variable does not reach a process that measures (see ``environment``)."""
+    return name.lower().endswith("_proxy") or (timed and variables.matches(name, variables.THREADS))
 
 
 def tail(log: Path, start: int = 0) -> str:
@@ -144,7 +157,7 @@ class Coordinator:
         self._size, self._where, self._starts, self._addresses = size, where, 0, _addresses()
         self._key = secrets.token_hex(16)
         self._members: dict[int, _Member] = {}
-        self._server = socket.create_server(("", 0))
+        self._server = _server()
         text = json.dumps({"addresses": self._addresses, "port": self._server.getsockname()[1], "key": self._key})
         temporary = where.with_name(f"{where.name}.{os.getpid()}")
         temporary.unlink(missing_ok=True)
@@ -195,7 +208,7 @@ class Coordinator:
         Return what rank 0's own process needs in addition to the arguments.
         """
         self._starts += 1
-        with socket.create_server(("", 0)) as server:  # free a moment ago: see ``port_taken``
+        with _server() as server:  # free a moment ago: see ``port_taken``
             port = server.getsockname()[1]
         # One that all can reach: a rank that could not reach our first address has used a later one.
         reached = [member.address for member in self._members.values()]
@@ -248,9 +261,23 @@ def port_taken(output: str) -> bool:
     return any(text in output.lower() for text in PORT_TAKEN)
 
 
+def _server() -> socket.socket:
+    """Return a socket that listens on a free port: on one of those that the target allows, if it does by DUEL_PORTS."""
+    if not (allowed := os.environ.get("DUEL_PORTS")):
+        return socket.create_server(("", 0))
+    form = re.fullmatch(r"(\d{1,5})-(\d{1,5})", allowed)
+    first, last = map(int, form.groups()) if form else (1, 0)
+    for port in range(first, min(last, 65535) + 1):
+        with contextlib.suppress(OSError):  # taken
+            return socket.create_server(("", port))
+    raise UserError(f"DUEL_PORTS={allowed}: " + ("every port is taken" if first <= last else "expected FIRST-LAST"))
+
+
 def _addresses() -> list[str]:
-    """Return where other nodes may reach this one, the likeliest first: its name, then its outward address."""
-    found = [os.uname().nodename]
+    """Return where other nodes may reach this one, the likeliest first: DUEL_ADDRESS, which the target may set, its
+    name, then its outward address.
+    """
+    found = [*filter(None, [os.environ.get("DUEL_ADDRESS")]), os.uname().nodename]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
         outwards.connect(("192.0.2.1", 9))  # RFC 5737: an address reserved for documentation; nothing is sent
         found.append(outwards.getsockname()[0])

@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import signal
 import sys
 from collections import Counter
@@ -18,19 +17,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from duel import CODE, ROOT, tree, variables
-from duel.arguments import Parser
-from duel.catalogue import FRAMEWORKS, MANY, PAIRED, PRESETS, TRIAL, VALIDATE
+from duel import ROOT, tree, variables
+from duel.catalogue import PAIRED, PRESETS, VALIDATE
 from duel.comparability import judged
 from duel.errors import UserError
 from duel.files import locked, utc
 from duel.job import Job, script_state
-from duel.measure import assistant, probes, ranks, search
+from duel.measure import assistant, command_line, probes, ranks, search
 from duel.measure.attempt import Commands, Team, measure_row
 from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
 from duel.measure.sinks import MetricsReader, WandbSink
-from duel.options import SAFETENSORS, VARIANTS, add_options, check_use_cases, count, folder_name, target_name
+from duel.options import VARIANTS
 from duel.record import Row, counted
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED
@@ -47,71 +45,30 @@ STOPS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)  # with Slurm's preemption an
 
 def main(framework: str, arguments: list[str] | None = None) -> int:
     """Run the command line of ``<framework>/run.py``."""
-    parser = _parser(framework)
-    args = parser.parse(sys.argv[1:] if arguments is None else arguments)
-    try:
-        version = importlib.metadata.version(FRAMEWORKS[framework])
-    except importlib.metadata.PackageNotFoundError:
-        parser.error(f"{sys.executable} has no {FRAMEWORKS[framework]}; 'make {framework}-env' creates one that does")
+    args = command_line.parsed(framework, sys.argv[1:] if arguments is None else arguments)
     if args.run_folder is not None:
-        return _measure(args, version)
-    _check(parser, args)
-    # -u: what a crash leaves in an unwritten buffer is what one needs to read.
-    commands = {framework: [sys.executable, "-u", str(Path(sys.argv[0]).resolve())]}
-    if args.paired:
-        other, _, python = args.paired.partition("=")
-        if other not in FRAMEWORKS or other == framework or shutil.which(python) is None:
-            parser.error(f"--paired {args.paired}: expected another framework's name, '=' and its interpreter")
-        commands[other] = [python, "-u", str(CODE / other / "run.py")]
+        return _measure(args, framework)
     named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
     options = {name: getattr(args, name) for name in named}
     options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
     options |= {"pairs": args.pairs, "trials": args.trials}
     try:
-        return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, commands)
+        return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, args.commands)
     except OSError as error:
         print(f"{framework}/run.py: {error.filename or 'results'}: {error.strerror or error}", file=sys.stderr)
         return USER_ERROR
 
 
-def _parser(framework: str) -> Parser:
-    parser = Parser(prog=f"{framework}/run.py", description=f"Measure {framework} in this interpreter.")
-    add_options(parser)
-    parser.add_argument("--target", type=target_name, default="local", metavar="NAME", help="recorded in the rows")
-    parser.add_argument("--data", type=folder_name, default=ROOT / "data", metavar="DIR", help="folder of data sets")
-    parser.add_argument("--run_folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--paired", default="", metavar="FRAMEWORK=PYTHON", help="measure that framework, too, in turn")
-    parser.add_argument("--pairs", type=count, metavar="N", help="pairs per point with --paired; default: the preset's")
-    parser.add_argument("--trials", type=count, metavar="N", help="trials per side, to find the fastest switches")
-    parser.add_argument("--spawn", action="store_true", help="start the processes for all devices on this machine")
-    # For a measuring process, from its supervisor:
-    for name in ("--row", "--rank", "--ranks", "--local_rank"):
-        parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--cpus", default="", help=argparse.SUPPRESS)
-    return parser
-
-
-def _check(parser: Parser, args: argparse.Namespace) -> None:
-    """Exit with an error unless the options describe a job of this interpreter."""
-    if args.benchmark is None or args.use_case is None:
-        parser.error("--benchmark and --use_case are required")
-    check_use_cases(parser, args, (args.use_case,))
-    if bool(args.trials) != (args.preset == TRIAL) or (args.trials and not args.paired):
-        parser.error(f"a search needs --trials, --paired and --preset {TRIAL} together")
-    if args.use_case in MANY and (args.nodes or 1) * (args.devices or 1) < 2:
-        parser.error(f"use case {args.use_case} needs several devices: set --devices or --nodes")
-    if args.weights is not None and not args.weights.endswith(SAFETENSORS):
-        parser.error(f"--weights: run.py reads {SAFETENSORS} files; 'main.py --weights' takes the others, too")
-
-
-def _measure(args: argparse.Namespace, version: str) -> int:
+def _measure(args: argparse.Namespace, framework: str) -> int:
     """Measure one row, as one of its ranks, in this process."""
+    if variables.starter(framework) in os.environ:  # the lines before us may have set what must not reach us
+        for name in filter(ranks.kept_out, list(os.environ)):
+            del os.environ[name]
     if args.cpus:  # before the framework makes its threads
         os.sched_setaffinity(0, map(int, args.cpus.split(",")))
     world = World(args.rank or 0, args.ranks or 1, args.local_rank or 0, args.meet)
     try:
-        code = measure(Run(args.run_folder), args.row, args.data, args.device, version, world)
+        code = measure(Run(args.run_folder), args.row, args.data, args.device, args.version, world)
     except FolderGoneError as error:
         print(f"error: {error}", file=sys.stderr)
         code = USER_ERROR
