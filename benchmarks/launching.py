@@ -2,9 +2,10 @@
 
     .venv/driver/bin/python benchmarks/launching.py
 
-Rendering must reach 1,000 scripts/s. Submitting without a pause may take at most twice as long as a bare sbatch loop
-over the same scripts; the two alternate, and the figure is the median of the ratios. 'status' over 2,000 runs, 40 of
-them waiting in Slurm, must take less than 1 s and call Slurm at most twice. Exit code 1 if one of these does not hold.
+Rendering must reach 1,000 scripts/s. Submitting without a pause may take at most 1.5 times as long as a bare sbatch
+loop over the same scripts; the two alternate, and the figure is the median of the ratios. 'status' over 2,000 runs, 40
+of them waiting in Slurm, must take less than 1 s and call Slurm at most twice. Exit code 1 if one of these does not
+hold.
 """
 
 import dataclasses
@@ -122,7 +123,7 @@ def main() -> int:
         ratios = submitting(target, folder)
         seconds, calls = looking(target, folder)
     ratio = statistics.median(ratios)
-    holds = rate >= 1000 and ratio <= 2 and seconds < 1 and calls <= 2
+    holds = rate >= 1000 and ratio <= 1.5 and seconds < 1 and calls <= 2
     figures = {
         "scripts_per_second": round(rate),
         "submit_ratio": round(ratio, 2),

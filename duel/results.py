@@ -297,9 +297,9 @@ class Results:
         return self.folder / ".submitting.lock"
 
     @property
-    def intent(self) -> Path:
-        """What the driver is about to submit, in order; removed once all of it is submitted."""
-        return self.folder / ".submitting.json"
+    def queue(self) -> Path:
+        """What is to be submitted to Slurm (``duel.launch.intent``)."""
+        return self.folder / "queue"
 
     def run(self, run_id: str) -> Run:
         """Return the folder of ``run_id``. Raises UserError if it cannot be a run id."""

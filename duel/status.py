@@ -142,6 +142,7 @@ class LaunchRecord:
     user: str = ""
     cluster: str = ""  # Slurm's name for the cluster that took the job
     slurm_job_id: str = ""
+    array: str = ""  # the name of the job array that it is in, '_' and its element
     earlier: str = ""  # Slurm jobs in which the run began and was interrupted, separated by commas
     sent: str = ""
     adopted: str = ""  # why the job was looked for

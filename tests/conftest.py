@@ -289,7 +289,7 @@ class Site:
 
     def _jobs(self) -> dict[str, str]:
         # sacct is late by some seconds, and leaves out what was never eligible to start; squeue forgets after seconds.
-        said = self.slurm.run("squeue", "--all", "--states=all", "--noheader", "-o", "%i|%j").stdout
+        said = self.slurm.run("squeue", "--all", "--array", "--states=all", "--noheader", "-o", "%i|%j").stdout
         if self.slurm.accounting:
             said += self.slurm.run("sacct", "-X", "-P", "-n", "-S", "now-1hours", "-o", "JobID,JobName").stdout
         return dict(line.split("|", 1) for line in said.splitlines())

@@ -154,8 +154,8 @@ def test_an_earlier_job_is_not_taken_for_the_one_that_continues(results: Results
     continued(results, run)
     view = RunView(run, run.stored_status(), run.launch())
     jobs = [job_named(run.id, number) for number in ("17", "41")]
-    assert state._job_of(view, jobs) is None
-    assert state._job_of(view, [*jobs, job_named(run.id, "52")]) == job_named(run.id, "52")
+    assert state._job_of(view, {run.id: jobs}) is None
+    assert state._job_of(view, {run.id: [*jobs, job_named(run.id, "52")]}) == job_named(run.id, "52")
 
 
 def job_named(name: str, number: str) -> state.queue.SlurmJob:

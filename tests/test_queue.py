@@ -221,7 +221,7 @@ def test_the_arguments(stand_in: StandIn, tmp_path: Path) -> None:
     ask(["root", "daemon", "root"], since, never)
     squeue = (tmp_path / "squeue.arguments").read_text().splitlines()
     sacct = (tmp_path / "sacct.arguments").read_text().splitlines()
-    assert squeue[:-1] == ["--states=all", "--noheader", "--user=daemon,root", "-O"]
+    assert squeue[:-1] == ["--states=all", "--array", "--noheader", "--user=daemon,root", "-O"]
     assert set(sacct) >= {"-X", "-P", "-D", "-n", "--user=daemon,root", "--delimiter=\x1f"}
     begin, end = (
         datetime.fromisoformat(argument.partition("=")[2]).timestamp()

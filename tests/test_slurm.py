@@ -200,10 +200,11 @@ def test_damaged_and_newer_records_are_said_and_hide_nothing(site: Site) -> None
     said = site.main("status")
     assert "was written by another version of Duel (format 99; this one reads 1)" in said
     assert jax.id in said
-    site.results.intent.write_text('{"format": 99, "runs": {}, "since": 0}')
+    noted = site.results.queue / "1.json"
+    noted.write_text('{"format": 99, "runs": {}, "since": 0}')
     assert "by another version of Duel (format 99" in site.main(*MNIST, expect=2)
-    site.results.intent.write_text("{")
-    assert ".submitting.json is damaged" in site.main(*MNIST)
+    noted.write_text("{")
+    assert "1.json is damaged" in site.main(*MNIST)
 
 
 def test_a_short_job_proves_a_target(site: Site) -> None:

@@ -3,6 +3,7 @@
 This one's limits of accounts and qualities of service hold.
 """
 
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import pytest
 from conftest import Site, start_slurm
 from slurm_cluster import SlurmCluster
 
-from duel.launch import nodes, refusal
+from duel.launch import intent, nodes, refusal
+from duel.launch.sender import POLL_SECONDS
 
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 FOUR = ("--benchmark", "mnist,gcn", "--use_case", "1", "--preset", "smoke")
@@ -132,7 +134,7 @@ def test_a_controller_that_is_gone_has_refused_nothing(site: Site) -> None:
     assert driver.returncode == 130
     assert said.count("Slurm did not answer: Unable to contact slurm controller") == 1  # two scripts, one question
     assert "refuses" not in said
-    assert "the same command continues where this one stopped" in said
+    assert "stopped submitting; the next command sends the rest" in said
     site.start_controller()
     assert "continuing the submission of 2 jobs" in site.main(*MNIST)
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
@@ -164,39 +166,38 @@ def test_a_machine_without_a_slurm_conf_is_told_so_before_anything_is_written(si
     assert "Unable to process configuration file; run main.py where sbatch knows its cluster" in said
     assert "refuses" not in said
     assert not site.results.runs()
-    assert not site.results.intent.exists()
+    assert not intent.names(site.results)
 
 
 # -- limits that pass with time --
 
 
-def test_what_a_submit_limit_leaves_over_waits_and_the_same_command_sends_it(site: Site) -> None:
+def test_what_a_submit_limit_leaves_over_is_sent_as_there_is_room_without_a_terminal(site: Site) -> None:
     site.target(*CPU)
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=2")
-    said = site.main(*FOUR, expect=2)
-    left = "2 of 4 were sent; Slurm takes no more now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2): the same command, or "
-    assert left in said
-    assert "sends the other 2 later" in said
-    assert site.results.intent.exists()
-    runs = site.results.runs()
-    statuses = site.statuses()
-    assert {status["state"] for status in statuses.values()} == {"queued"}
-    assert site.main("status").count("Slurm takes no more jobs now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2); ") == 2
-    # The same command finds no room yet, another one does not push them aside, and neither does 'resubmit'.
-    again = site.main(*FOUR, expect=2)
-    assert "warning: Slurm takes no more jobs now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2): " in again
-    assert left in again
-    said = site.main(*MNIST, "--precision", "bf16", expect=2)
-    assert "2 jobs of an earlier command wait until Slurm takes them: 'python main.py resubmit' sends them" in said
-    assert left in site.main("resubmit", expect=2)
-    assert {status["state"] for status in site.statuses().values()} == {"queued"}
-    limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=-1")
     said = site.main(*FOUR)
-    assert "continuing the submission of 4 jobs\n" in said
-    assert not site.results.intent.exists()
-    assert site.results.runs() == runs
-    assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)
-    assert [job.attempt for run in runs if (job := run.launch().job)] == [1] * 4
+    full = "Slurm takes no more jobs now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2)"
+    assert f"2 of 4 were sent; the others wait: {full}" in said
+    who = re.search(r"process \d+ on \S+", said)
+    assert who is not None
+    assert f"{who[0]} sends what has to wait" in said
+    runs = site.results.runs()
+    assert {status["state"] for status in site.statuses().values()} == {"queued"}
+    assert site.main("status").count(f"{full}; {who[0]} sends it") == 2
+    # The same command begins nothing new, and another one does not push these aside.
+    again = site.main(*FOUR)
+    assert f"warning: {full}" in again
+    assert "continuing the submission of 4 jobs\n" in again
+    said = site.main(*MNIST, "--precision", "bf16")
+    assert "0 of 2 were sent; the others wait: earlier submissions are sent first" in said
+    assert who[0] in said, "one sender is enough"
+    assert site.results.runs()[:4] == runs
+    limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=-1")
+    site.wait(lambda: not intent.names(site.results), 3 * POLL_SECONDS)
+    assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
+    assert len(site.results.runs()) == 6
+    assert [job.attempt for run in site.results.runs() if (job := run.launch().job)] == [1] * 6
+    site.wait(lambda: not intent.sender(site.results), 2 * POLL_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -209,21 +210,25 @@ def test_what_a_submit_limit_leaves_over_waits_and_the_same_command_sends_it(sit
 def test_resubmit_sends_what_waits_as_the_runs_that_they_are(
     site: Site, kind: str, name: str, option: str, word: str
 ) -> None:
-    site.target(*CPU)
+    site.target(*CPU, more="    sender: none\n")
     limit(site.slurm, kind, name, f"{option}=1")
-    assert f"1 of 2 were sent; Slurm takes no more now ({word})" in site.main(*MNIST, expect=2)
+    said = site.main(*MNIST)
+    assert f"1 of 2 were sent; the others wait: Slurm takes no more jobs now ({word})" in said
+    assert "'python main.py resubmit' sends them: the target starts no sender" in said
+    assert "'python main.py resubmit' sends them: " in site.main("resubmit"), "there is no room yet"
+    assert len(intent.names(site.results)) == 1
     limit(site.slurm, kind, name, f"{option}=-1")
     said = site.main("resubmit")
-    assert "all 2 jobs of that submission have been sent" in said
+    assert not intent.names(site.results)
     assert "attempt 2" not in said
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
     assert len(site.results.runs()) == 2
 
 
 def test_what_waits_can_be_cancelled_and_the_same_command_then_begins_anew(site: Site) -> None:
-    site.target(*CPU)
+    site.target(*CPU, more="    sender: none\n")
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=1")
-    site.main(*MNIST, expect=2)
+    site.main(*MNIST)
     site.main("cancel", "--state", "queued")
     assert {status["state"] for status in site.statuses().values()} == {"cancelled"}
     assert "retried only by name" in site.main("resubmit")

@@ -13,6 +13,8 @@ import pytest
 from conftest import SUBMIT, Site, rows_of
 from slurm_cluster import SlurmCluster
 
+from duel.launch import intent
+
 MNIST = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke")
 CPU = ("--partition=cpu", "--time=00:10:00", "--cpus-per-task=1", "--mem=2G")
 
@@ -72,7 +74,7 @@ def test_nothing_is_sent_while_there_is_no_controller_and_the_same_command_sends
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
 
 
-def test_an_interrupted_submission_that_is_not_taken_up_leaves_runs_that_can_be_resubmitted(site: Site) -> None:
+def test_what_a_killed_driver_left_is_sent_by_the_next_command(site: Site) -> None:
     site.target(*CPU, "--begin=now+1hour")
     site.slurm.stop_controller()
     driver = site.popen("-c", SUBMIT, "2")
@@ -81,10 +83,9 @@ def test_an_interrupted_submission_that_is_not_taken_up_leaves_runs_that_can_be_
     driver.kill()
     driver.communicate()
     site.start_controller()
-    said = site.main("resubmit")
-    assert "2 jobs of an interrupted submission were never sent" in said
-    assert said.count("attempt 2 of 3") == 2
-    assert len(site.jobs()) == 2
+    assert "attempt 2" not in site.main("resubmit")
+    assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
+    assert len(site.results.runs()) == 2
 
 
 def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Site) -> None:
@@ -128,7 +129,7 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
             return
         # By what is done and not by the clock: how fast a machine submits changes from one round to the next.
         sent = kill.randrange(10)
-        while driver.poll() is None and not (site.results.intent.exists() and number_sent() >= sent):
+        while driver.poll() is None and not (intent.names(site.results) and number_sent() >= sent):
             time.sleep(0.002)
         time.sleep(kill.uniform(0.0, 0.05))
         driver.kill()
@@ -154,7 +155,7 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
     interrupted = 0
     for seed in range(10):
         submit_ten(random.Random(seed))
-        if site.results.intent.exists():
+        if intent.names(site.results):
             interrupted += 1
             check(whole=False)
             submit_ten()
@@ -193,25 +194,33 @@ def test_a_refusal_after_all_fails_the_run_with_sbatch_s_words(site: Site) -> No
     statuses = site.statuses()
     assert {status["state"] for status in statuses.values()} == {"failed"}
     assert all("Slurm refused it" in status["cause"] for status in statuses.values())
-    assert not site.results.intent.exists()
+    assert not intent.names(site.results)
     site.target(*CPU, "--begin=now+1hour")
     assert site.main("resubmit").count("attempt 2 of 3") == 2
 
 
 def test_no_more_jobs_are_sent_than_the_target_takes_at_once(site: Site) -> None:
-    site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n")
-    driver = site.popen("-c", SUBMIT, "2")
-    assert driver.stdout is not None
-    assert "1 jobs are in Slurm, and the target allows 1" in driver.stdout.readline()
+    site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n    sender: none\n")
+    assert "1 of 2 were sent; the others wait: its target allows 1 jobs at once (max_jobs)" in site.main(*MNIST)
+    assert "(max_jobs); 'python main.py resubmit' sends it" in site.main("status")
+    site.main("resubmit")
     assert len(site.jobs()) == 1
-    driver.kill()
-    driver.communicate()
     site.main("cancel", "--framework", "jax")
-    again = site.popen("-c", SUBMIT, "2")
-    said = again.communicate(timeout=120)[0]
-    assert again.returncode == 0, said
+    site.main("resubmit")
     jobs = site.jobs()  # without the cancelled one where Slurm has forgotten it: it never could start
     assert [jobs[run.id] for run in site.results.runs() if run.id.startswith("pytorch")] == [1]
+    assert not intent.names(site.results)
+
+
+def test_a_target_s_hours_are_kept(site: Site) -> None:
+    now = time.localtime()
+    closed = f"{(now.tm_hour + 2) % 24:02d}:00-{(now.tm_hour + 3) % 24:02d}:00"
+    site.target(*CPU, "--begin=now+1hour", more=f"    hours: {closed}\n    sender: none\n")
+    assert f"0 of 2 were sent; the others wait: its target's hours begin at {closed[:5]}" in site.main(*MNIST)
+    opened = f"{(now.tm_hour - 1) % 24:02d}:00-{(now.tm_hour + 2) % 24:02d}:00"
+    site.target(*CPU, "--begin=now+1hour", more=f"    hours: {opened}\n    sender: none\n")
+    site.main("resubmit")
+    assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
 
 
 LOSING = """
@@ -254,11 +263,11 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_messages_that_get_lost_for_long_leave_runs_that_the_same_command_sends(site: Site) -> None:
-    site.target(*CPU, more=losing_sbatch(site, ":"))
+    site.target(*CPU, more=losing_sbatch(site, ":") + "    sender: none\n")
     driver = site.popen("-c", IMPATIENT, *MNIST)
     said = driver.communicate(timeout=120)[0]
-    assert driver.returncode == 2, said
-    assert "the same command sends it later" in said
+    assert driver.returncode == 0, said
+    assert "0 of 2 were sent; the others wait: Slurm does not answer: " in said
     assert {status["state"] for status in site.statuses().values()} == {"queued"}
     assert not site.jobs()
     (site.folder / "losing").unlink()

@@ -76,6 +76,7 @@ def print_comparison(runs: "list[Run]", results: "Results") -> None:
 def status(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import display, manage, state
 
+    _go_on(results)
     recent = not (args.all or args.json or has_selection(args))
 
     def chosen(look: "Snapshot") -> "Snapshot":
@@ -93,6 +94,16 @@ def status(args: argparse.Namespace, results: "Results") -> int:
     else:
         terminal.show(display.table(chosen(state.look(results, recent=recent)), args.all))
     return 0
+
+
+def _go_on(results: "Results") -> None:
+    """See to it that what earlier commands left to be sent to Slurm is sent."""
+    from duel.launch import intent
+
+    if intent.names(results) and not intent.sender(results):
+        from duel.launch import cluster, sender
+
+        sender.resume(cluster.load(ROOT / "cluster.yaml"), results, warn)
 
 
 def logs(args: argparse.Namespace, results: "Results") -> int:
@@ -131,6 +142,7 @@ def resubmit(args: argparse.Namespace, results: "Results") -> int:
 def study(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import campaign, cluster, study
 
+    _go_on(results)
     described = cluster.load(ROOT / "cluster.yaml")
     found = study.load(study.path(ROOT / "studies", args.study), described, results)
     progress = study.progress(found, results)
@@ -174,6 +186,7 @@ def collect(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import state
     from duel.table import update
 
+    _go_on(results)
     for note in state.look(results, recent=True).notes:  # runs that ended without a report are settled first
         warn(f"not known: {note}")
     counts = update(results).states

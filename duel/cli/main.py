@@ -338,8 +338,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         warn(f"{program()}: error: {error.filename or 'results'}: {error.strerror or error}")
     except KeyboardInterrupt:
         message = "stopped; runs already started continue ('python main.py cancel RUN' cancels one)"
-        if results and results.intent.exists():
-            message = "stopped submitting; the same command continues where this one stopped"
+        from duel.launch import intent
+
+        if results and intent.names(results):
+            message = "stopped submitting; the next command sends the rest ('python main.py cancel RUN' drops one)"
         warn(f"\n{program()}: {message}")
         return 130
     return 2

@@ -224,7 +224,9 @@ def _scancel(runs: list[RunView]) -> None:
             raise UserError(f"{seen.id} is on the cluster {seen.launch.cluster}; cancel it there")
     ids = [seen.slurm_job_id for seen in runs if seen.slurm_job_id]
     calls = [ids] if ids else []
-    calls += [[f"--name={s.id}", f"--user={s.user or state.user()}"] for s in runs if not s.slurm_job_id]
+    # An element of an array whose job is not known yet finds its run cancelled when it begins.
+    unknown = [seen for seen in runs if not (seen.slurm_job_id or seen.launch.array)]
+    calls += [[f"--name={seen.id}", f"--user={seen.user or state.user()}"] for seen in unknown]
     for arguments in calls:
         try:
             asked = subprocess.run(["scancel", *arguments], capture_output=True, text=True, timeout=60, check=False)

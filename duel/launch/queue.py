@@ -67,13 +67,24 @@ def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], 
     who = ",".join(sorted(set(users) - set(unknown)))
     if not who:
         return Answer([], notes, controller=False, accounting=None)
-    queued = output(["squeue", "--states=all", "--noheader", f"--user={who}", "-O", SQUEUE], "the queue", notes)
+    queued = output(
+        ["squeue", "--states=all", "--array", "--noheader", f"--user={who}", "-O", SQUEUE], "the queue", notes
+    )
     jobs = _from_squeue(queued or "")
     recorded = None
     asked = not known(list(jobs.values()))
     if asked:
         begin, end = _local(max(0.0, since - MARGIN_SECONDS)), _local(time.time() + MARGIN_SECONDS)
-        options = ["-X", "-P", "-D", "-n", f"--delimiter={SEPARATOR}", f"--state={SACCT_STATES}", "-o", SACCT]
+        options = [
+            "-X",
+            "-P",
+            "-D",
+            "-n",
+            f"--delimiter={SEPARATOR}",
+            f"--state={SACCT_STATES}",
+            "-o",
+            SACCT,
+        ]
         span = [f"--user={who}", f"--starttime={begin}", f"--endtime={end}"]
         recorded = output(["sacct", *options, *span], "the accounting", notes)
         jobs = _from_sacct(recorded or "") | jobs  # the queue is more recent

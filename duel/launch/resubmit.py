@@ -15,7 +15,7 @@ from duel import files, tree
 from duel.catalogue import PAIRED, VALIDATE
 from duel.files import Damaged
 from duel.job import Job
-from duel.launch import directives, display, manage, reasons, state, submit
+from duel.launch import directives, display, intent, manage, reasons, state, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
 from duel.record import counted, interrupted
@@ -86,12 +86,14 @@ def _possible(decision: Decision, cluster: Cluster) -> Decision:
 
 def settle_interrupted(cluster: Cluster, results: Results, say: Say) -> None:
     """Settle a submission that was not completed, so that what was never submitted can be sent again."""
-    if results.intent.exists():
-        from duel.launch import slurm
+    if intent.names(results):
+        from duel.launch import sender, slurm
 
-        slurm.send_waiting(cluster, results, say)
+        left = sender.turn(cluster, results, say)
         with slurm.only_driver(results, say):
             slurm.recover([], results, say)
+        if left:
+            sender.resume(cluster, results, say)
 
 
 def decide(chosen: list[RunView], runs: list[RunView], named: set[str], include: str | None) -> list[Decision]:

@@ -16,6 +16,7 @@ from duel.launch.values import (
     PLACEHOLDERS,
     Counts,
     Directives,
+    Hours,
     Line,
     Lines,
     Name,
@@ -100,7 +101,11 @@ class Side(NamedTuple):
 
 
 # Keys without effect on this machine; if accepted, they would look as if they did something.
-SLURM_ONLY = ("directives", "without", "submit", "pass_variables", "pause", "max_jobs", "launcher", "node_launcher")
+SLURM_ONLY = (
+    *("directives", "without", "submit", "pass_variables", "pause", "max_jobs", "array"),
+    *("hours", "sender"),
+    *("launcher", "node_launcher"),
+)
 
 
 class Target(_Strict):
@@ -113,6 +118,9 @@ class Target(_Strict):
     devices_per_node: Counts = [1]
     per_device: dict[Name, Positive] = {}
     max_jobs: Positive | None = None
+    array: Annotated[int, Field(ge=2, le=1000)] | None = None
+    hours: Hours | None = None
+    sender: Literal["process", "none"] | Directives = "process"
     internet: bool = True
     directives: Directives = []
     without: Options = []

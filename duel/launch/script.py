@@ -70,7 +70,7 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
     options = [*job.options, *device, f"--data={target.data}"]
     python, where = pythons[lead], lead
     if target.sides:
-        python, where = target.python.supervisor or _this_python(root), "supervisor"
+        python, where = target.python.supervisor or _this_python(), "supervisor"
         exports |= {variables.starter(name): _start(job, target, name, root) for name in job.frameworks}
     options += [f"--paired={name}={pythons[name]}" for name in (job.frameworks if target.sides else others)]
     if job.use_case in MANY and target.scheduler == "local":
@@ -110,10 +110,10 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
     return seal(text)
 
 
-def _this_python(root: Path) -> str:
+def _this_python() -> str:
     """Return the interpreter of main.py, relative to the checkout if it is in there."""
-    inside = Path(sys.executable).is_relative_to(root)
-    return os.path.relpath(sys.executable, root) if inside else sys.executable
+    inside = Path(sys.executable).is_relative_to(ROOT)
+    return os.path.relpath(sys.executable, ROOT) if inside else sys.executable
 
 
 def _start(job: Job, target: Target, framework: str, root: Path) -> str:

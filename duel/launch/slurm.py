@@ -1,4 +1,4 @@
-"""Slurm as a scheduler: what a driver submits, what it finds of an earlier one, and what waits for room.
+"""Slurm as a scheduler: what a driver submits, what it finds of an earlier one, and what waits to be sent.
 
 Imported only for Slurm targets: submitit is slow to import, and its executor needs ``srun``.
 """
@@ -16,7 +16,7 @@ from duel.errors import UserError
 from duel.files import OtherVersion, locked
 from duel.launch import intent, preflight, reasons, sbatch, submit
 from duel.launch.intent import Intent
-from duel.launch.schema import Cluster
+from duel.launch.schema import Cluster, Target
 from duel.launch.submit import Launch
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED
@@ -42,80 +42,94 @@ class Slurm:
         terminal.show(preflight.plan(launches, cluster))
 
     def start(self, launches: list[Launch], results: Results, say: Say) -> list[Run]:
-        """Record what will be sent, create the folders, and send; returns the runs."""
+        """Record what will be sent, create the folders, and send what Slurm takes now; returns the runs.
+
+        The rest waits, behind what waited before (``duel.launch.sender``). Raises UserError with sbatch's words for
+        what it refused.
+        """
         with only_driver(results, say):
-            launches = recover(launches, results, say)
-            noted = Intent({launch.run_id: launch.job for launch in launches}, time.time())
-            if not results.intent.exists():
-                intent.write(results, noted)
+            name, launches = recover(launches, results, say)
+            noted = intent.read(results, name) if name else None
+            if noted is None:
+                noted = Intent({launch.run_id: launch.job for launch in launches}, time.time())
+                name = intent.new(results, noted)
             runs = submit.create(launches, results)
-            try:
-                refused = sbatch.send(runs, [launch.target for launch in launches], results, say)
-            except sbatch.NoRoomError as full:
-                raise UserError(_left_waiting(runs, results, str(full))) from full
-            results.intent.unlink()  # each was sent, refused or cancelled
-        if refused:
+            noted = replace(noted, created=True)
+            intent.write(results, name, noted)
+            ahead = [earlier for earlier in intent.waiting(results) if earlier < name]
+            if ahead:
+                wait(name, noted, "earlier submissions are sent first", results)
+            else:
+                send(name, noted, [launch.target for launch in launches], results, say)
+        if refused := [f"Slurm refused {run.id}: {why}" for run in runs if (why := run.launch().refused)]:
             raise UserError("\n".join(refused))
         return runs
 
 
-def _left_waiting(runs: list[Run], results: Results, limit: str) -> str:
-    """Record why Slurm takes no more of ``runs`` now; returns this as text, with its refusals. The intent stays."""
-    noted = intent.read(results)
-    assert noted is not None
-    intent.write(
-        results, replace(noted, waits=f"Slurm takes no more jobs now ({limit}); the same command sends it later")
-    )
-    records = [run.launch() for run in runs]
-    refused = [f"Slurm refused {run.id}: {r.refused}" for run, r in zip(runs, records, strict=True) if r.refused]
-    sent, waiting = sum(bool(r.slurm_job_id) for r in records), sum(not sbatch.decided(run) for run in runs)
-    message = (
-        f"{sent} of {len(runs)} were sent; Slurm takes no more now ({limit}): the same command, or 'python main.py "
-        f"resubmit', sends the other {waiting} later ('max_jobs' in cluster.yaml makes main.py wait for room)"
-    )
-    return "\n".join([*refused, message])
+def send(name: str, noted: Intent, targets: list[Target], results: Results, say: Say) -> None:
+    """Send what Slurm takes now of the submission ``name``, which ends with its last run; else record why it waits.
 
-
-def recover(launches: list[Launch], results: Results, say: Say) -> list[Launch]:
-    """Return ``launches``, under the run ids of an earlier submission of exactly these jobs if that was incomplete.
-
-    Any other interrupted submission is settled. Either way, jobs that reached Slurm are recorded in their runs. Raises
-    UserError if another version of Duel wrote the intent, Slurm is unavailable, or other jobs wait for room.
+    Needs ``only_driver``. ``targets`` are those of its runs, as ``Target.for_job`` made them.
     """
+    intent.tidy(results, noted)
     try:
-        before = intent.read(results)
-        runs = [results.run(run_id) for run_id in before.runs] if before else []
-    except OtherVersion:
-        raise
-    except UserError as error:
-        say(f"{error}; ignored: 'python main.py status' looks up each run by its name")
-        results.intent.unlink()
-        return launches
-    if before is None:
-        return launches
-    if _all_cancelled(runs):
-        results.intent.unlink()
-        return launches
-    unsent = _adopt([run for run in runs if run.folder.exists() and not _settled(run)], before.since)
-    if launches and list(before.runs.values()) == [launch.job for launch in launches]:
-        say(f"continuing the submission of {len(launches)} jobs" + ("" if before.waits else ", which was interrupted"))
-        intent.write(results, replace(before, waits=""))
-        return [_as(run_id, launch) for launch, run_id in zip(launches, before.runs, strict=True)]
-    if before.waits and unsent:
-        raise UserError(
-            f"{len(unsent)} jobs of an earlier command wait until Slurm takes them: 'python main.py resubmit' sends "
-            f"them, 'python main.py cancel RUN' drops one (see 'python main.py status'); then repeat this command"
-        )
+        sbatch.send([results.run(run_id) for run_id in noted.runs], targets, results, say)
+        intent.end(results, name)
+    except sbatch.NotNowError as error:
+        wait(name, noted, str(error), results)
+
+
+def wait(name: str, noted: Intent, why: str, results: Results) -> None:
+    """Record why the next job of a submission is not sent now."""
+    intent.write(results, name, replace(noted, waits=why))
+
+
+def recover(launches: list[Launch], results: Results, say: Say) -> tuple[str, list[Launch]]:
+    """Return the unfinished submission of exactly these jobs, if any, and ``launches`` under its run ids; else an empty
+    name and ``launches``.
+
+    A submission of other jobs whose folders were not all created is settled: its driver died. Jobs that reached Slurm
+    are recorded in their runs. Raises UserError if another version of Duel recorded a submission, or Slurm does not
+    answer.
+    """
+    found = ""
+    for name in intent.names(results):
+        try:
+            before = intent.read(results, name)
+        except OtherVersion:
+            raise
+        except UserError as error:
+            say(f"{error}; ignored: 'python main.py status' looks up each run by its name")
+            intent.end(results, name)
+            continue
+        if before is None:
+            continue
+        runs = [results.run(run_id) for run_id in before.runs]
+        if _all_cancelled(runs):
+            intent.end(results, name)
+        elif launches and not found and list(before.runs.values()) == [launch.job for launch in launches]:
+            found = name
+            adopt(runs, before.since)
+            say(f"continuing the submission of {len(runs)} jobs" + ("" if before.waits else ", which was interrupted"))
+            launches = [_as(run_id, launch) for launch, run_id in zip(launches, before.runs, strict=True)]
+        elif not before.created:
+            _settle(adopt(runs, before.since), say)
+            intent.end(results, name)
+    return found, launches
+
+
+def _settle(unsent: list[Run], say: Say) -> None:
     for run in unsent:
         run.settle(state=FAILED, cause="never submitted: the driver was interrupted", why=reasons.NEVER_RAN)
     if unsent:
         say(f"{len(unsent)} jobs of an interrupted submission were never sent: 'python main.py resubmit' sends them")
-    results.intent.unlink()
-    return launches
 
 
-def _adopt(runs: list[Run], since: float) -> list[Run]:
-    """Record in ``runs`` their jobs, submitted at or after ``since`` (s since 1970); returns the runs without one."""
+def adopt(runs: list[Run], since: float) -> list[Run]:
+    """Record in those of ``runs`` that were not known to be sent their jobs, submitted at or after ``since`` (s since
+    1970); returns the runs without one. Raises UserError if Slurm does not answer.
+    """
+    runs = [run for run in runs if run.folder.exists() and not _settled(run)]
     found, answer = sbatch.find(runs, since) if runs else ({}, None)
     for run in runs:
         if run.id in found:
@@ -125,27 +139,15 @@ def _adopt(runs: list[Run], since: float) -> list[Run]:
     return [run for run in runs if run.id not in found]
 
 
-def send_waiting(cluster: Cluster, results: Results, say: Say) -> None:
-    """Send what an earlier command left because Slurm took no more, under the same run ids.
-
-    Raises UserError if it still takes no more.
-    """
-    waiting = intent.seen(results)
-    jobs = list(waiting.runs.values())
-    if waiting.waits and not _all_cancelled([results.run(run_id) for run_id in waiting.runs]):
-        submit.launch(jobs, cluster, results, say)
-        say(f"all {len(jobs)} jobs of that submission have been sent")
-
-
 def _all_cancelled(runs: list[Run]) -> bool:
     """Return whether all that was still to be sent of a submission has been cancelled in the meantime."""
-    unsent = [run for run in runs if not run.folder.exists() or not sbatch.sent_or_refused(run)]
+    unsent = [run for run in runs if not run.folder.exists() or not intent.sent_or_refused(run)]
     return bool(unsent) and all(run.folder.exists() and run.stored_status().state == CANCELLED for run in unsent)
 
 
 def _settled(run: Run) -> bool:
     """Return whether a run's job need not be looked up."""
-    return sbatch.sent_or_refused(run) or run.stored_status().state == CANCELLED
+    return intent.sent_or_refused(run) or run.stored_status().state == CANCELLED
 
 
 def _as(run_id: str, launch: Launch) -> Launch:

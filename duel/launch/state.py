@@ -7,6 +7,7 @@ run that waits, and one that ended without a report. A run that neither accounts
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import time
 from dataclasses import replace
@@ -14,13 +15,14 @@ from pathlib import Path
 
 from duel import files, index
 from duel.files import Damaged
-from duel.launch import intent, queue, reasons
+from duel.launch import array, intent, queue, reasons
 from duel.launch.views import RunView, Snapshot
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, TERMINAL
 from duel.status import LOST_AFTER_SECONDS, LaunchRecord, SlurmWord
 
 TAIL_BYTES = 4096
+RESUBMIT = "'python main.py resubmit'"
 RECENT = 20  # settled runs that are looked at although nothing more is expected of them
 # A submission may begin and end while Slurm is queried; a run younger than this is not yet considered missing.
 SUBMITTING_SECONDS = 60.0
@@ -39,7 +41,12 @@ def look(
     A run that has ended according to Slurm, but has not reported it, is settled with Slurm's report. Runs that were
     settled in ``before`` are not read again. With ``recent`` only the last of the settled ones are looked at.
     """
-    intended = intent.seen(results)  # first: a submission may be completed while Slurm is queried
+    intended = {  # first: a submission may be completed while Slurm is queried
+        run_id: noted.waits if noted.created else ""
+        for noted in intent.waiting(results).values()
+        for run_id in noted.runs
+    }
+    sender = intent.sender(results) if intended else ""
     settled = {seen.id: seen for seen in before.runs if seen.is_settled} if before else {}
     found = results.runs() if runs is None else runs
     left_out = _left_out(found, results, before) if recent else frozenset()
@@ -53,22 +60,24 @@ def look(
         since = min((seen.queued for seen in open_runs), default=time.time())
 
         def known(jobs: list[queue.SlurmJob]) -> bool:
-            return all(_job_of(seen, jobs) or queue.elsewhere(seen.launch.cluster) for seen in open_runs)
+            there = _by_name(jobs)
+            return all(_job_of(seen, there) or queue.elsewhere(seen.launch.cluster) for seen in open_runs)
 
         answer, asked = queue.ask(users, since, known), time.time()
+    jobs = _by_name(answer.jobs if answer else [])
     for seen in open_runs:
-        if seen.id in intended.runs and not seen.slurm_job_id:
-            seen.note = intended.waits or "is being submitted, or that was interrupted: the same command continues it"
+        if seen.id in intended and not seen.slurm_job_id:
+            seen.note = _waits(intended[seen.id], sender)
         if answer is None:
             seen.note = "Slurm is not available here"
             continue
         if queue.elsewhere(seen.launch.cluster):
             seen.note = f"its job is on the cluster {seen.launch.cluster}; this is {queue.cluster_name()}"
             continue
-        job = _job_of(seen, answer.jobs)
+        job = _job_of(seen, jobs)
         # An old answer explains a run that still waits. It cannot know what has begun or ended since.
         if old is None or (job is not None and seen.state == QUEUED):
-            _explain(seen, job, answer, seen.id in intended.runs)
+            _explain(seen, job, answer, seen.id in intended)
     mine = {seen.slurm_job_id for seen in every} | {seen.id for seen in every}
     stems = {path.stem for path in (results.folder.parent / "slurm_scripts").glob("*.sh")}
     by_hand = [
@@ -79,22 +88,38 @@ def look(
     return Snapshot(every, by_hand, answer.notes if answer and unsettled else [], answer, asked, left_out)
 
 
+def _waits(why: str, sender: str) -> str:
+    """Say why a run is not sent yet, and who will send it."""
+    if not why:
+        return "is being submitted, or that was interrupted: the same command continues it"
+    return f"{why}; {sender or RESUBMIT} sends it"
+
+
 def _left_out(runs: list[Run], results: Results, before: Snapshot | None) -> frozenset[str]:
     """Return which of ``runs`` are settled, by the index of results.csv, and not among the last."""
     known = before.left_out if before else index.load(results).settled
     return frozenset(run.id for run in runs[:-RECENT] if run.id in known)
 
 
-def _job_of(seen: RunView, jobs: list[queue.SlurmJob]) -> queue.SlurmJob | None:
+def _by_name(jobs: list[queue.SlurmJob]) -> dict[str, list[queue.SlurmJob]]:
+    found: dict[str, list[queue.SlurmJob]] = {}
+    for job in jobs:
+        found.setdefault(array.of_job(job), []).append(job)
+    return found
+
+
+def _job_of(seen: RunView, jobs: dict[str, list[queue.SlurmJob]]) -> queue.SlurmJob | None:
     """Return the job of a run, by user, id and name together: each alone may be another's. (Its cluster was checked.)
 
     A run of the driver's is in Slurm under its own id, one that was started by hand under its script's name.
     """
-    wanted_user = seen.user or user()
-    for job in jobs:
-        named = job.name == seen.id if seen.job or not seen.slurm_job_id else seen.id.startswith(f"{job.name}-")
+    if seen.job or not seen.slurm_job_id:
+        named = jobs.get(array.of_run(seen.id, seen.launch), [])
+    else:
+        named = [job for some in jobs.values() for job in some if seen.id.startswith(f"{job.name}-")]
+    for job in named:
         same_id = job.id == seen.slurm_job_id or not (seen.slurm_job_id or job.id in seen.launch.earlier.split(","))
-        if named and same_id and job.user == wanted_user:
+        if same_id and job.user == (seen.user or user()):
             return job
     return None
 
@@ -244,8 +269,9 @@ def _keep(seen: RunView) -> None:
 
 
 def slurm_log(run: Run, job_id: str) -> Path:
-    """Return the path of Slurm's log of a job; only a numeric id becomes part of it."""
-    return run.folder.parent.parent / "logs" / f"{int(job_id) if job_id.isdecimal() else 0}_0_log.out"
+    """Return the path of Slurm's log of a job, or of an element of an array; only numbers become part of it."""
+    known = re.fullmatch(r"\d+(_\d+)?", job_id)
+    return run.folder.parent.parent / "logs" / f"{job_id if known else 0}_0_log.out"
 
 
 def log_tail(run: Run, job_id: str = "") -> str:

@@ -1,8 +1,8 @@
 """From planned jobs to runs: check beforehand, create the runs' folders, start them on their target.
 
-A submission to Slurm is recorded first (``Results.intent``), then each run's folder is created, then sbatch is called
-with the run's id as job name. So if the driver dies at any point, the same command finds what it had begun, looks up
-by name what reached Slurm, and sends the rest.
+A submission to Slurm is recorded first (``duel.launch.intent``), then each run's folder is created, then sbatch is
+called with the run's id as job name. So if the driver dies at any point, the same command finds what it had begun,
+looks up by name what reached Slurm, and sends the rest.
 """
 
 import os
@@ -120,10 +120,17 @@ def launch(
         line = f"cluster.yaml: targets.{name}.setup: {{job: [export {names[0]}=...]}}"
         say(f"not passed to the jobs: {', '.join(names)}; to set one for the jobs, use {line}")
     script.write(jobs, [launch.text for launch in launches], say)
+    if target.scheduler == "slurm":
+        from duel.launch import sender
+
+        sender.before(target, len(launches), results)
     runs = where.start(launches, results, say)
     for run in runs:
         job_id = run.launch().slurm_job_id
-        say(f"started {run.id} on {name}" + (f", job {job_id}" if job_id else ""))
+        if job_id or target.scheduler == "local":
+            say(f"started {run.id} on {name}" + (f", job {job_id}" if job_id else ""))
+    if target.scheduler == "slurm":
+        sender.follow_up(target, runs, results, say)
     return runs
 
 
@@ -192,6 +199,6 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
 def _reopen(run: Run, launch: Launch, text: str, owner: Owner, results: Results) -> None:
     before = run.launch()
     earlier = ",".join(filter(None, (before.earlier, before.slurm_job_id)))
-    cleared = {"slurm_job_id": "", "sent": "", "adopted": "", "refused": "", "slurm": None}
+    cleared = {"slurm_job_id": "", "array": "", "sent": "", "adopted": "", "refused": "", "slurm": None}
     with index.forgotten(results, run.id):
         run.reopen(launch.job.rows(), text, owner, job=launch.job, earlier=earlier, code=tree.digest(), **cleared)

@@ -95,6 +95,16 @@ def _range(given: Any) -> Any:
     return lowest, highest
 
 
+def _hours(given: Any) -> Any:
+    """Parse ``20:00-06:00`` into minutes of the day."""
+    form = re.fullmatch(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)", given) if isinstance(given, str) else None
+    times = [int(number) for number in form.groups()] if form else []
+    spans = [(times[0] * 60 + times[1]), (times[2] * 60 + times[3])] if times else []
+    if not spans or max(times[::2]) > 23 or max(times[1::2]) > 59 or spans[0] == spans[1]:
+        raise ValueError(f"{given!r} is not a span of hours, such as '20:00-06:00'")
+    return tuple(spans)
+
+
 def _positive(number: int) -> int:
     if number < 1:
         raise ValueError(f"{number} is not a positive number")
@@ -118,6 +128,7 @@ Lines = Annotated[list[Annotated[str, AfterValidator(_shell_line)]], BeforeValid
 Directives = Annotated[list[Annotated[str, AfterValidator(_directive)]], BeforeValidator(_pasted_directives)]
 Words = Annotated[str, AfterValidator(_words)]
 Positive = Annotated[int, AfterValidator(_positive)]
+Hours = Annotated[tuple[int, int], BeforeValidator(_hours)]
 Range = Annotated[tuple[int, int], BeforeValidator(_range)]
 Counts = Annotated[list[int], AfterValidator(_counts), BeforeValidator(_listed)]
 Name = Annotated[str, AfterValidator(_name)]

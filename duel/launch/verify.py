@@ -63,6 +63,11 @@ def _script(run: Run, job_id: str) -> list[Check]:
     except (FileNotFoundError, Damaged) as error:
         return [("script", UNKNOWN, f"the run has no script.sh: {error}")]
     sealed = script_state(text) != EDITED
+    if name := run.launch().array.rpartition("_")[0]:  # Slurm has the script of the array, which starts this one
+        try:
+            text = files.read(run.folder.parent.parent / "logs" / f"{name}.sh").decode(errors="replace")
+        except (FileNotFoundError, Damaged) as error:
+            return [("script in Slurm", UNKNOWN, f"the script of its job array is gone: {error}")]
     found = [("script", OK if sealed else DIFFERS, "its seal" if sealed else "its seal: it was edited by hand")]
     if not job_id:
         return [*found, ("script in Slurm", UNKNOWN, "the run was in no Slurm job")]

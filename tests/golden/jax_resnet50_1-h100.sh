@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: b573ebb98f1b96fa022011654ee04b4662cdbcd6f65759fa7834a556c1319396
+# sha256 of the other lines: 46c8fd2745607b215e689bc11aa1ee895bd2eb59d69ea0aedba1cc418a2babc7
 # Duel: jax, resnet50, use case 1 (training on one device), preset standard, fp32, target h100.
 # Rendered from templates/slurm.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # To start it by hand, any number of times (each start is a separate run under results/runs/):
@@ -29,9 +29,10 @@ if [[ ${0##*/} == slurm_script ]]; then export DUEL_SLURM_JOB_ID=$SLURM_JOB_ID; 
 for variable in $(compgen -e); do
     case $variable in
         CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER | CUDA_MPS_* | NVIDIA_VISIBLE_DEVICES | \
-            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TPU_ACCELERATOR_TYPE | TPU_CHIPS_PER_* | \
-            TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | TPU_RUNTIME_METRICS_PORTS | \
-            TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | TPU_WORKER_*) ;;
+            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TORCHELASTIC_* | TPU_ACCELERATOR_TYPE | \
+            TPU_CHIPS_PER_* | TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | \
+            TPU_RUNTIME_METRICS_PORTS | TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | \
+            TPU_WORKER_*) ;;
         TF_CLI_* | TF_VAR_* | TF_LOG*) ;;
         JAX_* | JAXLIB_* | FLAX_* | MOSAIC_*) unset -v "$variable" ;;
         XLA_* | TF_* | TSL_* | TENSORFLOW_* | PJRT_* | LIBTPU_* | TPU_* | XRT_*) unset -v "$variable" ;;

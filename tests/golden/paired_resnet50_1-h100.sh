@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: d44f93a7a0104ae5e36731229c1b2049c71251c7f2f6450c6707aa134d39f0c1
+# sha256 of the other lines: 411c2d4b7bf587436d788d606b6e4d7449a5ad9d5f33547a3a8aec5430fcc0c5
 # Duel: jax and pytorch in turn, resnet50, use case 1 (training on one device), preset standard, fp32, target h100.
 # Rendered from templates/slurm.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # To start it by hand, any number of times (each start is a separate run under results/runs/):
@@ -29,9 +29,10 @@ if [[ ${0##*/} == slurm_script ]]; then export DUEL_SLURM_JOB_ID=$SLURM_JOB_ID; 
 for variable in $(compgen -e); do
     case $variable in
         CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER | CUDA_MPS_* | NVIDIA_VISIBLE_DEVICES | \
-            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TPU_ACCELERATOR_TYPE | TPU_CHIPS_PER_* | \
-            TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | TPU_RUNTIME_METRICS_PORTS | \
-            TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | TPU_WORKER_*) ;;
+            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TORCHELASTIC_* | TPU_ACCELERATOR_TYPE | \
+            TPU_CHIPS_PER_* | TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | \
+            TPU_RUNTIME_METRICS_PORTS | TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | \
+            TPU_WORKER_*) ;;
         TF_CLI_* | TF_VAR_* | TF_LOG*) ;;
         JAX_* | JAXLIB_* | FLAX_* | MOSAIC_*) unset -v "$variable" ;;
         XLA_* | TF_* | TSL_* | TENSORFLOW_* | PJRT_* | LIBTPU_* | TPU_* | XRT_*) unset -v "$variable" ;;
@@ -55,12 +56,19 @@ done
 module load gcc
 export WANDB_PROJECT=duel
 export WANDB_MODE=offline
+export DUEL_START_JAX='command -v -- "$1" >/dev/null || { echo "no interpreter $1 (cluster.yaml: targets.h100.python.jax)" >&2; exit 96; }
+export DUEL_VARIABLES="$(compgen -e)"  # variables set by the target stay
+exec "$@"'
+export DUEL_START_PYTORCH='export TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+command -v -- "$1" >/dev/null || { echo "no interpreter $1 (cluster.yaml: targets.h100.python.pytorch)" >&2; exit 96; }
+export DUEL_VARIABLES="$(compgen -e)"  # variables set by the target stay
+exec "$@"'
 unset PYTHONSAFEPATH  # run.py imports its neighbours by name
 srun --ntasks-per-node=1 --ntasks=1 bash -eo pipefail -c 'mkdir -p /tmp/duel
 '
 task='cd -- /opt/duel || exit 97
 export TMPDIR="/tmp/duel"
-command -v -- "$1" >/dev/null || { echo "$0: no interpreter $1 (cluster.yaml: targets.h100.python.jax); make jax-env makes one" >&2; exit 96; }
+command -v -- "$1" >/dev/null || { echo "$0: no interpreter $1 (cluster.yaml: targets.h100.python.supervisor)" >&2; exit 96; }
 export DUEL_VARIABLES="$(compgen -e)"  # variables set by the target stay
 exec "$@"
 '
@@ -72,7 +80,7 @@ exec "$@"
 launched= again=
 trap 'again=1; [[ -z $launched ]] || kill -USR2 "$launched" || :' USR2
 trap 'again=1; [[ -z $launched ]] || kill -TERM "$launched" || :' TERM
-srun --cpu-bind=cores bash -eo pipefail -c "$task" paired_resnet50_1.sh .venv/jax/bin/python jax/run.py --benchmark resnet50 --use_case 1 --preset standard --precision fp32 --target h100 --device gpu --data=data --paired=pytorch=.venv/pytorch/bin/python &
+srun --cpu-bind=cores bash -eo pipefail -c "$task" paired_resnet50_1.sh .venv/driver/bin/python jax/run.py --benchmark resnet50 --use_case 1 --preset standard --precision fp32 --target h100 --device gpu --data=data --paired=jax=.venv/jax/bin/python --paired=pytorch=.venv/pytorch/bin/python &
 launched=$!
 while
     again=

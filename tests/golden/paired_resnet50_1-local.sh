@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: 6404c247cd40a67d99c548e59a2b4e3e996a7e9d95a652c664036221c6187b67
+# sha256 of the other lines: 0d2f3cf380b28afb1d3b0f3376050a4c71c031f338029be2b8cf610fa5897a03
 # Duel: jax and pytorch in turn, resnet50, use case 1 (training on one device), preset standard, fp32, target local.
 # Rendered from templates/job.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # To start it by hand, any number of times (each start is a separate run under results/runs/):
@@ -11,9 +11,10 @@ cd -- /opt/duel || exit 97
 for variable in $(compgen -e); do
     case $variable in
         CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER | CUDA_MPS_* | NVIDIA_VISIBLE_DEVICES | \
-            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TPU_ACCELERATOR_TYPE | TPU_CHIPS_PER_* | \
-            TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | TPU_RUNTIME_METRICS_PORTS | \
-            TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | TPU_WORKER_*) ;;
+            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TORCHELASTIC_* | TPU_ACCELERATOR_TYPE | \
+            TPU_CHIPS_PER_* | TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | \
+            TPU_RUNTIME_METRICS_PORTS | TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | \
+            TPU_WORKER_*) ;;
         TF_CLI_* | TF_VAR_* | TF_LOG*) ;;
         JAX_* | JAXLIB_* | FLAX_* | MOSAIC_*) unset -v "$variable" ;;
         XLA_* | TF_* | TSL_* | TENSORFLOW_* | PJRT_* | LIBTPU_* | TPU_* | XRT_*) unset -v "$variable" ;;

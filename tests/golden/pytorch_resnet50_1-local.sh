@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# sha256 of the other lines: 246d7d1efc4ec33a6b104bc96dd18a53075ed3c9e81b9c1b025282648292b17f
+# sha256 of the other lines: ac2a6e8ae17abf40ae89c844bf0f20494c0f8c938dabf7e797ae42ad0c8dea18
 # Duel: pytorch, resnet50, use case 1 (training on one device), preset standard, fp32, target local.
 # Rendered from templates/job.sh.j2 and cluster.yaml; 'python main.py' overwrites changes made here.
 # To start it by hand, any number of times (each start is a separate run under results/runs/):
@@ -11,9 +11,10 @@ cd -- /opt/duel || exit 97
 for variable in $(compgen -e); do
     case $variable in
         CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER | CUDA_MPS_* | NVIDIA_VISIBLE_DEVICES | \
-            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TPU_ACCELERATOR_TYPE | TPU_CHIPS_PER_* | \
-            TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | TPU_RUNTIME_METRICS_PORTS | \
-            TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | TPU_WORKER_*) ;;
+            HIP_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | TORCHELASTIC_* | TPU_ACCELERATOR_TYPE | \
+            TPU_CHIPS_PER_* | TPU_HOST_BOUNDS | TPU_HOSTNAME_OVERRIDE | TPU_NAME | TPU_PROCESS_* | \
+            TPU_RUNTIME_METRICS_PORTS | TPU_SKIP_MDS_QUERY | TPU_TOPOLOGY* | TPU_TYPE | TPU_VISIBLE_* | \
+            TPU_WORKER_*) ;;
         TF_CLI_* | TF_VAR_* | TF_LOG*) ;;
         JAX_* | JAXLIB_* | FLAX_* | MOSAIC_*) unset -v "$variable" ;;
         XLA_* | TF_* | TSL_* | TENSORFLOW_* | PJRT_* | LIBTPU_* | TPU_* | XRT_*) unset -v "$variable" ;;

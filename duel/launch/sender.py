@@ -1,0 +1,194 @@
+"""Send to Slurm what waits, without an open terminal: a detached process, or a small job where a site ends such ones.
+
+``python -m duel.launch.sender`` works until nothing waits. Only one does at a time, however many are started.
+"""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from duel import ROOT
+from duel.errors import UserError
+from duel.files import locked
+from duel.launch import cluster, intent, preflight, queue, reasons, slurm, state
+from duel.launch.environment import environment
+from duel.launch.schema import Cluster, Target
+from duel.record import digest
+from duel.results import Results, Run
+from duel.terminal import say as print_line
+
+POLL_SECONDS = 30.0  # between two looks whether Slurm takes more
+START_SECONDS = 10.0
+LEFT = 75  # exit code of a sender that was told to end while something waits
+NAME = f"duel-sender-{digest({'root': str(ROOT)})[:6]}"  # another checkout has its own
+
+Say = Callable[[str], None]
+
+JOB = """\
+#!/usr/bin/env bash
+#SBATCH --job-name={name}
+#SBATCH --output={log}
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR2@60
+{directives}
+# Sends the jobs that wait in results/queue; warned that its time is over, it submits itself again if some are left.
+cd -- {root} || exit 97
+warned=
+trap 'warned=1; kill -TERM "$sender"' USR2
+trap 'kill -TERM "$sender"' TERM
+{python} -m duel.launch.sender &
+sender=$!
+while kill -0 "$sender" 2>/dev/null; do wait "$sender" && code=0 || code=$?; done
+[[ -z $warned || $code != {left} ]] || {submit} {script}
+"""
+
+
+def turn(described: Cluster, results: Results, say: Say) -> bool:
+    """Send what Slurm takes now of all that waits, oldest first; returns whether something is left.
+
+    Raises UserError if Slurm does not answer.
+    """
+    closed: set[str] = set()  # targets of which something has to wait
+    with slurm.only_driver(results, say):
+        for name, noted in intent.waiting(results).items():
+            target = next(iter(noted.runs.values())).target
+            if not noted.created or target in closed:
+                continue
+            slurm.adopt([results.run(run_id) for run_id in noted.runs], noted.since)
+            try:
+                targets = [described.target(job.target)[1].for_job(job) for job in noted.runs.values()]
+                slurm.send(name, noted, targets, results, say)
+            except UserError as error:  # the target is gone, or takes no such job any more
+                slurm.wait(name, noted, str(error), results)
+            if intent.read(results, name) is not None:
+                closed.add(target)
+    return bool(closed)
+
+
+def follow_up(target: Target, runs: Sequence[Run], results: Results, say: Say) -> None:
+    """Say what of a submission waits and why, and see to it that it is sent."""
+    left = [run.id for run in runs if not intent.decided(run)]
+    if left:
+        waits = next((noted.waits for noted in intent.waiting(results).values() if left[0] in noted.runs), "")
+        say(f"{len(runs) - len(left)} of {len(runs)} were sent; the others wait: {waits}")
+        say(ensure(target, results))
+
+
+def resume(described: Cluster, results: Results, say: Say) -> None:
+    """See to it that what earlier commands left is sent."""
+    for noted in intent.waiting(results).values():
+        target = described.targets.get(next(iter(noted.runs.values())).target)
+        if noted.created and target is not None and not intent.sender(results):
+            say(ensure(target, results))
+            return
+
+
+def before(target: Target, jobs: int, results: Results) -> None:
+    """Submit the small job that sends, if that is the target's way, before ``jobs`` others leave no room for it."""
+    if not isinstance(target.sender, str) and jobs > 1:
+        ensure(target, results)
+
+
+def ensure(target: Target, results: Results) -> str:
+    """Start a sender, in the way that ``target`` allows, unless there is one; returns who sends.
+
+    Raises UserError if Slurm does not take the job that would send.
+    """
+    who = intent.sender(results)
+    if not who and target.sender == "none":
+        return "'python main.py resubmit' sends them: the target starts no sender (cluster.yaml: sender)"
+    if not who and target.sender == "process":
+        who = _detach(results)
+    elif not who:
+        who = _submitted() or _submit(target, results)
+    return f"{who} sends what has to wait; 'python main.py status' shows it"
+
+
+def _detach(results: Results) -> str:
+    """Start a sender that outlives this process and its terminal; returns it."""
+    results.queue.mkdir(parents=True, exist_ok=True)
+    with open(results.queue / "sender.txt", "ab") as log:
+        sender = subprocess.Popen(
+            [sys.executable, "-m", "duel.launch.sender"],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while not intent.sender(results) and sender.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return intent.sender(results) or f"process {sender.pid} on {os.uname().nodename}"
+
+
+def _submitted() -> str:
+    """Return the job that sends, if one waits or runs."""
+    answer = queue.ask([state.user()], time.time(), lambda jobs: True)
+    found = [job.id for job in answer.jobs if job.name == NAME and reasons.judge(job).kind != reasons.ENDED]
+    return f"job {found[0]}" if found else ""
+
+
+def _submit(target: Target, results: Results) -> str:
+    """Submit the job that sends; returns it. Raises UserError if Slurm does not take it."""
+    results.queue.mkdir(parents=True, exist_ok=True)
+    script = results.queue / "sender.sh"
+    script.write_text(
+        JOB.format(
+            name=NAME,
+            log=results.queue / "sender.txt",
+            directives="\n".join(f"#SBATCH {line}" for line in target.sender),
+            root=shlex.quote(str(ROOT)),
+            python=shlex.quote(sys.executable),
+            left=LEFT,
+            submit=target.submit,
+            script=shlex.quote(str(script)),
+        )
+    )
+    with environment(target):
+        command = preflight.command(target, [str(script)], [])
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"the job that would send the others was not taken: {' '.join(done.stderr.split())}")
+    return f"job {''.join(re.findall('[0-9]+', done.stdout)[:1])}"
+
+
+def work(results: Results, say: Say) -> int:
+    """Send all that waits, taking turns with other drivers; returns the exit code."""
+    told: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+
+    with locked(results.queue / intent.LOCK, wait=False) as lock:
+        if lock is None:
+            return 0
+        signal.signal(signal.SIGTERM, stop)
+        lock.truncate(0)
+        job = os.environ.get("SLURM_JOB_ID")
+        lock.write(f"job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
+        lock.flush()
+        said = ""
+        while True:
+            try:
+                if not turn(cluster.load(ROOT / "cluster.yaml"), results, say):
+                    return 0
+            except UserError as error:  # it may be mended, or Slurm be back, by the next turn
+                if str(error) != said:
+                    said = str(error)
+                    say(said)
+            until = time.monotonic() + POLL_SECONDS
+            while not told and time.monotonic() < until:
+                time.sleep(0.5)
+            if told:
+                return LEFT
+
+
+if __name__ == "__main__":
+    sys.exit(work(Results(ROOT / "results"), print_line))
