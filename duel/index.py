@@ -7,6 +7,7 @@ only beside the very table that it was written for, and without it all runs are 
 import contextlib
 import io
 import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -16,14 +17,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from duel import files
-from duel.files import replacing, write_atomically
+from duel.files import replacing
 from duel.record import COLUMNS, digest
 from duel.results import Results, by_time
 
 FORMAT = 1
 INDEX_BYTES = 1 << 28
 COPIED_BYTES = 1 << 20  # at once
-TRIES = 5  # the table may be replaced between two looks at it
+TRIES, PAUSE_SECONDS = 5, 0.02  # the table may be replaced meanwhile, a moment before its index is
 TABLE_COLUMNS = digest({"columns": COLUMNS})
 
 
@@ -103,6 +104,7 @@ def opened(results: Results) -> Iterator[tuple[Index, BinaryIO]]:
             ):
                 yield found, table
                 return
+        time.sleep(PAUSE_SECONDS)
     yield Index(), io.BytesIO()
 
 
@@ -176,7 +178,8 @@ def _copy(source: BinaryIO, start: int, end: int, target: BinaryIO) -> None:
 
 def write(results: Results, index: Index) -> None:
     """Write ``index``. The caller holds the table's lock."""
-    write_atomically(_file(results), msgspec.json.encode(index).decode())
+    with replacing(_file(results), durable=False) as file:
+        file.write(msgspec.json.encode(index))
 
 
 @contextlib.contextmanager

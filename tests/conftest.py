@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 from slurm_cluster import SlurmCluster, missing_programs
 
 from duel import variables
+from duel.launch import intent
 from duel.record import COLUMNS
 from duel.results import Results, Run
 
@@ -310,8 +311,11 @@ class Site:
 
 
 @pytest.fixture
-def site(checkout: Path, slurm: SlurmCluster) -> Site:
-    return Site(checkout.rename(checkout.with_name("duel")), slurm)  # a space cannot stand in a directive
+def site(checkout: Path, slurm: SlurmCluster) -> Iterator[Site]:
+    site = Site(checkout.rename(checkout.with_name("duel")), slurm)  # a space cannot stand in a directive
+    yield site
+    if (found := re.match(r"process (\d+) on ", intent.sender(site.results))) is not None:
+        os.kill(int(found[1]), signal.SIGTERM)  # it is meant to outlive what started it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

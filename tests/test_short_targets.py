@@ -67,6 +67,18 @@ def test_a_variant_refuses_a_shape_with_its_reason(path: Path) -> None:
         target.for_job(job(2, target="long"))
 
 
+def test_parts_of_several_nodes_can_be_refused(path: Path) -> None:
+    lines = ["    variants:", "      - when: {nodes: 2+, devices_per_node: 1-3}", "        refuse: whole nodes only"]
+    path.write_text(
+        "\n".join([SHORT.partition("  long:")[0].replace("devices_per_node: 4", "devices_per_node: [1, 4]"), *lines])
+    )
+    target = cluster.load(path).targets["gpu"]
+    assert target.for_job(job(1, 1, target="gpu")).launcher == "srun"
+    assert target.for_job(job(2, 2, target="gpu")).launcher == "srun", "it gets four"
+    with pytest.raises(UserError, match=r"no job of 2 x 1 devices .*: whole nodes only"):
+        target.for_job(job(2, 1, target="gpu"))
+
+
 def test_a_placeholder_of_an_amount_that_is_not_given_is_named(path: Path) -> None:
     text = error_of(path, SHORT.replace("{cpus: 8}", "{gib: 8}"))
     assert "targets.gpu: '--cpus-per-task={cpus_per_device}' needs 'per_device: {cpus: NUMBER}'" in text

@@ -65,6 +65,35 @@ def test_a_run_that_met_its_limit_continues_at_its_next_row(site: Site) -> None:
     site.wait(lambda: site.jobs()[run.id] == 2)  # the accounting is late; and nothing was sent twice
 
 
+STUDY = """
+about: two rows in one job
+points:
+  - {benchmark: mnist, use_case: 5, preset: smoke, batch_sizes: [1, 8], paired: false, framework: jax}
+"""
+
+
+def test_a_study_whose_job_meets_its_time_limit_goes_on_at_the_next_row(site: Site) -> None:
+    site.target(*CPU)
+    (site.folder / "studies").mkdir(exist_ok=True)
+    (site.folder / "studies" / "two.yaml").write_text(STUDY)
+    site.main("study", "two", "submit")
+    run = site.only()
+    site.wait(lambda: run.rows()[0].status == "finished" and run.rows()[1].status == "running", 300)
+    ends = datetime.now() + timedelta(seconds=61)  # Slurm warns 60 s before
+    site.slurm.run("scontrol", "update", f"jobid={run.launch().slurm_job_id}", f"EndTime={ends:%Y-%m-%dT%H:%M:%S}")
+    site.wait_for_state(run, "failed")
+    said = site.main("study", "two", "status")
+    assert "1 done, 1 missing" in said
+    assert "the time limit, or a preemption, was near" in said
+    assert "0 scripts" in site.main("study", "two", "submit"), "it was started, and only 'resume' starts it again"
+    assert "continues, 1 of 2 rows are measured" in site.main("study", "two", "resume")
+    site.wait_for_state(run, "finished")
+    assert site.only() == run
+    assert [(row.batch_size, row.status) for row in run.rows()] == [(1, "finished"), (8, "failed"), (8, "finished")]
+    assert "2 points, 2 done" in site.main("study", "two", "status")
+    assert "0 scripts" in site.main("study", "two", "plan")
+
+
 @pytest.mark.parametrize("own", [(), ("--signal=B:USR1@60",)])
 def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_proposed_to_both(
     site: Site, own: tuple[str, ...]

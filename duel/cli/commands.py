@@ -103,7 +103,11 @@ def _go_on(results: "Results") -> None:
     if intent.names(results) and not intent.sender(results):
         from duel.launch import cluster, sender
 
-        sender.resume(cluster.load(ROOT / "cluster.yaml"), results, warn)
+        try:
+            described = cluster.load(ROOT / "cluster.yaml")
+        except UserError:  # runs can be looked at without it
+            return
+        sender.resume(described, results, warn)
 
 
 def logs(args: argparse.Namespace, results: "Results") -> int:

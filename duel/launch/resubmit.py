@@ -89,7 +89,7 @@ def settle_interrupted(cluster: Cluster, results: Results, say: Say) -> None:
     if intent.names(results):
         from duel.launch import sender, slurm
 
-        left = sender.turn(cluster, results, say)
+        left = sender.turn(cluster, results, say, set())
         with slurm.only_driver(results, say):
             slurm.recover([], results, say)
         if left:

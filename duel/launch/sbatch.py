@@ -40,6 +40,10 @@ class NotNowError(Exception):
     """The next script cannot be sent now; the message says why."""
 
 
+class UnclearError(Exception):
+    """Whether the next script was sent is not known, because Slurm does not answer."""
+
+
 class ScriptExecutor(submitit.SlurmExecutor):
     """submitit's Slurm executor, except that it submits the rendered script, with the run's id as job name.
 
@@ -168,8 +172,8 @@ def _record(runs: list[Run], ids: list[str], **launch: str) -> None:
 def look_up(runs: list[Run], since: float, patient: bool) -> list[str]:
     """Return the ids of the jobs of ``runs``, which one sbatch was to submit; empty if Slurm has none.
 
-    ``patient``: they may just have been sent, and Slurm not have processed it yet. Raises NotNowError if Slurm does not
-    answer: then it is unknown.
+    ``patient``: they may just have been sent, and Slurm not have processed it yet. Raises UnclearError if Slurm does
+    not answer.
     """
     deadline, answered = time.time() + PATIENCE_SECONDS, False
     while True:
@@ -179,7 +183,7 @@ def look_up(runs: list[Run], since: float, patient: bool) -> list[str]:
         if answer.controller and (answered or not patient):
             return []
         if not answer.controller and time.time() > deadline:
-            raise NotNowError(f"whether it was submitted is unknown: {'; '.join(answer.notes)}")
+            raise UnclearError(f"{runs[0].id}: whether it was submitted is unknown: {'; '.join(answer.notes)}")
         answered = answer.controller
         time.sleep(SETTLING_SECONDS)
 

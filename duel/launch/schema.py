@@ -71,10 +71,11 @@ class When(_Strict):
     framework: Literal["jax", "pytorch"] | None = None
     nodes: Range | None = None
     devices: Range | None = None
+    devices_per_node: Range | None = None
 
     def holds(self, values: dict[str, int | str]) -> bool:
         """Return whether this holds for a job with these values of ``PLACEHOLDERS``."""
-        for name in ("nodes", "devices"):
+        for name in ("nodes", "devices", "devices_per_node"):
             span = getattr(self, name)
             if span is not None and not span[0] <= int(values[name]) <= span[1]:
                 return False

@@ -49,10 +49,11 @@ while kill -0 "$sender" 2>/dev/null; do wait "$sender" && code=0 || code=$?; don
 """
 
 
-def turn(described: Cluster, results: Results, say: Say) -> bool:
+def turn(described: Cluster, results: Results, say: Say, known: set[str]) -> bool:
     """Send what Slurm takes now of all that waits, oldest first; returns whether something is left.
 
-    Raises UserError if Slurm does not answer.
+    A submission that somebody else was sending is first compared with what Slurm has. ``known`` are those of which this
+    process knows what was sent. Raises UserError if Slurm does not answer.
     """
     closed: set[str] = set()  # targets of which something has to wait
     with slurm.only_driver(results, say):
@@ -60,12 +61,15 @@ def turn(described: Cluster, results: Results, say: Say) -> bool:
             target = next(iter(noted.runs.values())).target
             if not noted.created or target in closed:
                 continue
-            slurm.adopt([results.run(run_id) for run_id in noted.runs], noted.since)
+            if name not in known or not noted.waits:
+                slurm.adopt(noted, results)
+            known.add(name)
             try:
                 targets = [described.target(job.target)[1].for_job(job) for job in noted.runs.values()]
-                slurm.send(name, noted, targets, results, say)
             except UserError as error:  # the target is gone, or takes no such job any more
                 slurm.wait(name, noted, str(error), results)
+            else:
+                slurm.send(name, noted, targets, results, say)
             if intent.read(results, name) is not None:
                 closed.add(target)
     return bool(closed)
@@ -85,7 +89,10 @@ def resume(described: Cluster, results: Results, say: Say) -> None:
     for noted in intent.waiting(results).values():
         target = described.targets.get(next(iter(noted.runs.values())).target)
         if noted.created and target is not None and not intent.sender(results):
-            say(ensure(target, results))
+            try:
+                say(ensure(target, results))
+            except UserError as error:  # no reason for a command to fail that does something else
+                say(str(error))
             return
 
 
@@ -174,12 +181,13 @@ def work(results: Results, say: Say) -> int:
         job = os.environ.get("SLURM_JOB_ID")
         lock.write(f"job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
         lock.flush()
-        said = ""
-        while True:
+        said, known = "", set[str]()
+        while intent.names(results):
             try:
-                if not turn(cluster.load(ROOT / "cluster.yaml"), results, say):
+                if not turn(cluster.load(ROOT / "cluster.yaml"), results, say, known):
                     return 0
             except UserError as error:  # it may be mended, or Slurm be back, by the next turn
+                known.clear()
                 if str(error) != said:
                     said = str(error)
                     say(said)
@@ -188,6 +196,7 @@ def work(results: Results, say: Say) -> int:
                 time.sleep(0.5)
             if told:
                 return LEFT
+    return 0
 
 
 if __name__ == "__main__":

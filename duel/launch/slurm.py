@@ -54,7 +54,7 @@ class Slurm:
                 noted = Intent({launch.run_id: launch.job for launch in launches}, time.time())
                 name = intent.new(results, noted)
             runs = submit.create(launches, results)
-            noted = replace(noted, created=True)
+            noted = replace(noted, created=True, waits="")
             intent.write(results, name, noted)
             ahead = [earlier for earlier in intent.waiting(results) if earlier < name]
             if ahead:
@@ -71,12 +71,13 @@ def send(name: str, noted: Intent, targets: list[Target], results: Results, say:
 
     Needs ``only_driver``. ``targets`` are those of its runs, as ``Target.for_job`` made them.
     """
-    intent.tidy(results, noted)
     try:
         sbatch.send([results.run(run_id) for run_id in noted.runs], targets, results, say)
         intent.end(results, name)
     except sbatch.NotNowError as error:
         wait(name, noted, str(error), results)
+    except sbatch.UnclearError as error:
+        raise UserError(f"{error}; the next command checks again") from error
 
 
 def wait(name: str, noted: Intent, why: str, results: Results) -> None:
@@ -109,11 +110,11 @@ def recover(launches: list[Launch], results: Results, say: Say) -> tuple[str, li
             intent.end(results, name)
         elif launches and not found and list(before.runs.values()) == [launch.job for launch in launches]:
             found = name
-            adopt(runs, before.since)
+            adopt(before, results)
             say(f"continuing the submission of {len(runs)} jobs" + ("" if before.waits else ", which was interrupted"))
             launches = [_as(run_id, launch) for launch, run_id in zip(launches, before.runs, strict=True)]
         elif not before.created:
-            _settle(adopt(runs, before.since), say)
+            _settle(adopt(before, results), say)
             intent.end(results, name)
     return found, launches
 
@@ -125,12 +126,14 @@ def _settle(unsent: list[Run], say: Say) -> None:
         say(f"{len(unsent)} jobs of an interrupted submission were never sent: 'python main.py resubmit' sends them")
 
 
-def adopt(runs: list[Run], since: float) -> list[Run]:
-    """Record in those of ``runs`` that were not known to be sent their jobs, submitted at or after ``since`` (s since
-    1970); returns the runs without one. Raises UserError if Slurm does not answer.
+def adopt(noted: Intent, results: Results) -> list[Run]:
+    """Record the jobs of those runs of a submission that were not known to be sent; returns the runs without one.
+
+    What its driver left half-written is removed. Raises UserError if Slurm does not answer.
     """
-    runs = [run for run in runs if run.folder.exists() and not _settled(run)]
-    found, answer = sbatch.find(runs, since) if runs else ({}, None)
+    intent.tidy(results, noted)
+    runs = [run for run in map(results.run, noted.runs) if run.folder.exists() and not _settled(run)]
+    found, answer = sbatch.find(runs, noted.since) if runs else ({}, None)
     for run in runs:
         if run.id in found:
             run.write_launch(slurm_job_id=found[run.id].id, adopted="found after an interruption")
