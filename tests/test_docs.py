@@ -152,7 +152,8 @@ def test_each_example_of_cluster_yaml_is_taken_and_makes_scripts(text: str, tmp_
                 job = Job(framework, "resnet50", 1, "standard", "fp32", None, name)
                 assert script.render(job, target, Path("/opt/duel"))
         for variant in target.variants:
-            assert variant.directives or variant.launcher or variant.setup != schema.Setup()
+            changes = (variant.directives, variant.launcher, variant.refuse, variant.setup != schema.Setup())
+            assert any(changes)
 
 
 def test_the_example_of_a_study_can_be_planned(tmp_path: Path) -> None:

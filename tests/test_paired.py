@@ -223,13 +223,13 @@ def test_paired_needs_both_interpreters_and_takes_no_single_framework(main: Main
 
 
 def test_run_py_refuses_another_side_that_is_none(checkout: Path) -> None:
-    for other in ("pytorch", "jax=python", "pytorch=/nowhere/python"):
+    for other in ("pytorch", "torch=python", "pytorch=/nowhere/python"):
         command = [interpreter("jax"), "jax/run.py", "--benchmark", "gcn", "--use_case", "1", "--paired", other]
         said = subprocess.run(
             command, cwd=checkout, env=clean_environment(), capture_output=True, text=True, check=False
         )
         assert said.returncode == 2
-        assert "expected another framework's name, '=' and its interpreter" in said.stderr
+        assert "expected a framework's name, '=' and its interpreter" in said.stderr
 
 
 @pytest.mark.full
