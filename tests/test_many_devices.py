@@ -14,7 +14,6 @@ import pytest
 from conftest import ROOT, Main, Site, clean_environment, interpreter, rows_of
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRODUCTS, USE_CASES, VALIDATE
-from duel.errors import UserError
 from duel.job import Job
 from duel.measure import attempt, ranks
 from duel.measure import row as measuring
@@ -188,79 +187,6 @@ def test_a_row_whose_port_was_taken_begins_again(monkeypatch: pytest.MonkeyPatch
     run.create([row])
     attempt.measure_row(run, row, None, None, None)  # of the others nothing is reached
     assert next(tries, None) is None
-
-
-@pytest.mark.parametrize(
-    ("environment", "place"),
-    [
-        ({}, (0, 1, 0)),
-        ({"SLURM_PROCID": "0"}, (0, 1, 0)),  # a batch shell, which is no task
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}, (3, 4, 1)),
-        (
-            {
-                "SLURM_PROCID": "0",
-                "SLURM_STEP_NUM_TASKS": "2",
-                "SLURM_LOCALID": "0",  # mpirun's daemons
-                "OMPI_COMM_WORLD_RANK": "5",
-                "OMPI_COMM_WORLD_SIZE": "8",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-            },
-            (5, 8, 1),
-        ),
-        (
-            {
-                "SLURM_PROCID": "1",
-                "SLURM_STEP_NUM_TASKS": "2",
-                "SLURM_LOCALID": "0",  # torchrun, one task a node
-                "TORCHELASTIC_RUN_ID": "none",
-                "RANK": "6",
-                "WORLD_SIZE": "8",
-                "LOCAL_RANK": "2",
-            },
-            (6, 8, 2),
-        ),
-        # exported by somebody's start-up files
-        ({"RANK": "6", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}, (0, 1, 0)),
-        (
-            {
-                "SLURM_PROCID": "3",
-                "SLURM_STEP_NUM_TASKS": "4",
-                "SLURM_LOCALID": "3",
-                "ROCR_VISIBLE_DEVICES": "3",  # a device of its own
-            },
-            (3, 4, 0),
-        ),
-        (
-            {
-                "SLURM_PROCID": "3",
-                "SLURM_STEP_NUM_TASKS": "4",
-                "SLURM_LOCALID": "3",
-                "ROCR_VISIBLE_DEVICES": "0,1,2,3",
-                "HIP_VISIBLE_DEVICES": "0,1",  # of those
-            },
-            (3, 4, 1),
-        ),
-    ],
-)
-def test_a_process_s_place_is_what_its_launcher_says(environment: dict[str, str], place: tuple[int, ...]) -> None:
-    assert ranks.place(environment) == ranks.Place(*place)
-
-
-def test_ranks_meet_where_the_site_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        monkeypatch.setenv("DUEL_PORTS", f"{port}-{port + 20}")
-        with ranks._server() as server:
-            assert port < server.getsockname()[1] <= port + 20
-        monkeypatch.setenv("DUEL_PORTS", f"{port}-{port}")
-        with pytest.raises(UserError, match="every port is taken"):
-            ranks._server()
-    for wrong in ("80", "9-8", "a-b", "1-2-3"):
-        monkeypatch.setenv("DUEL_PORTS", wrong)
-        with pytest.raises(UserError, match=f"DUEL_PORTS={wrong}: expected FIRST-LAST"):
-            ranks._server()
-    monkeypatch.setenv("DUEL_ADDRESS", "node1i")
-    assert ranks._addresses()[:2] == ["node1i", os.uname().nodename]
 
 
 def test_every_device_here_has_processors_of_its_own() -> None:

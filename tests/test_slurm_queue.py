@@ -6,12 +6,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
-from conftest import SUBMIT, Site, start_slurm
-from slurm_cluster import SlurmCluster
-from test_slurm_refusals import limit
+from conftest import SUBMIT, Site
+from test_slurm_refusals import limit, slurm, slurm_of_module  # noqa: F401 (fixtures)
 
 from duel.launch import intent
 from duel.launch.sender import LEFT, POLL_SECONDS
@@ -38,20 +36,6 @@ time.sleep(float(os.environ.get("DUEL_TAKES", "0")))
 run.settle(state=FINISHED)
 update(results, wait=False)
 """
-
-
-@pytest.fixture(scope="module")
-def slurm_of_module() -> Iterator[SlurmCluster]:
-    with start_slurm(accounting=True, limits=True) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def slurm(slurm_of_module: SlurmCluster) -> Iterator[SlurmCluster]:
-    slurm_of_module.wait_idle()
-    yield slurm_of_module
-    limit(slurm_of_module, "user", slurm_of_module.user, "MaxSubmitJobs=-1")
-    slurm_of_module.wait_idle()
 
 
 def ending(site: Site, more: str, *directives: str) -> None:

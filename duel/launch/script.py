@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -59,22 +59,19 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
                 f"target {job.target!r} has no interpreter for {framework} "
                 f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {', '.join(others) or 'none'}"
             )
-    lead, *others = job.frameworks  # the lead's interpreter supervises the run
+    lead, *others = (
+        job.frameworks
+    )  # the lead's interpreter supervises, unless each side has its own start
     exports = {"WANDB_PROJECT": target.wandb.project}
     if target.wandb.mode != "auto" or not target.internet:
         exports["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
     if code is not None:
         exports["DUEL_CHECKOUT"] = str(root)
-    program = f"{lead}/run.py" if code is None else os.path.relpath(code / lead / "run.py", root)
-    device = ["--device", target.device] if target.device and not job.device else []
-    options = [*job.options, *device, f"--data={target.data}"]
-    python, where = pythons[lead], lead
+    python, where = pythons[lead], f"python.{lead}); make {lead}-env makes one"
     if target.sides:
-        python, where = target.python.supervisor or _this_python(), "supervisor"
+        python, where = target.python.supervisor or _this_python(), "python.supervisor)"
         exports |= {variables.starter(name): _start(job, target, name, root) for name in job.frameworks}
-    options += [f"--paired={name}={pythons[name]}" for name in (job.frameworks if target.sides else others)]
-    if job.use_case in MANY and target.scheduler == "local":
-        options.append("--spawn")
+    paired = {name: pythons[name] for name in (job.frameworks if target.sides else others)}
     slurm = target.scheduler == "slurm"
     lines = directives_of(job, target, root) if slurm else []
     template = "slurm.sh.j2" if slurm else "job.sh.j2"
@@ -103,11 +100,20 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
         foreign=variables.FOREIGN,
         given=variables.GIVEN,
         python=python,
-        remedy=f"(cluster.yaml: targets.{job.target}.python.{where})"
-        + ("" if target.sides else f"; make {lead}-env makes one"),
-        command=shlex.join([program, *options]),
+        remedy=f"(cluster.yaml: targets.{job.target}.{where}",
+        command=shlex.join(_command(job, target, paired, root, code)),
     )
     return seal(text)
+
+
+def _command(job: Job, target: Target, paired: Mapping[str, str], root: Path, code: Path | None) -> list[str]:
+    """Return run.py, of the checkout or of a copy of its code, with all its arguments."""
+    lead = job.frameworks[0]
+    program = f"{lead}/run.py" if code is None else os.path.relpath(code / lead / "run.py", root)
+    device = ["--device", target.device] if target.device and not job.device else []
+    spawn = ["--spawn"] if job.use_case in MANY and target.scheduler == "local" else []
+    pairs = [f"--paired={name}={python}" for name, python in paired.items()]
+    return [program, *job.options, *device, f"--data={target.data}", *pairs, *spawn]
 
 
 def _this_python() -> str:
