@@ -59,9 +59,7 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
                 f"target {job.target!r} has no interpreter for {framework} "
                 f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {', '.join(others) or 'none'}"
             )
-    lead, *others = (
-        job.frameworks
-    )  # the lead's interpreter supervises, unless each side has its own start
+    lead, *others = job.frameworks  # the lead's interpreter supervises, unless each side has its own start
     exports = {"WANDB_PROJECT": target.wandb.project}
     if target.wandb.mode != "auto" or not target.internet:
         exports["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
