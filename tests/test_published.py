@@ -226,3 +226,15 @@ def test_the_tables_are_of_the_published_records() -> None:
             assert outcome.row.benchmark in BENCHMARKS
             sides = [row for pair in outcome.pairs for row in pair]
             assert outcome.found is None or {certificate.verdict(row, file.parent) for row in sides} == {"verified"}
+
+
+def test_an_archived_run_is_published_once_its_folder_is_restored(results: Results) -> None:
+    measured = rows([1.5] * 4)
+    run = results.run(str(measured[0].run_id))
+    (results.folder / "archive").mkdir()
+    write_rows(results.folder / "archive" / "a.csv", measured)
+    with pytest.raises(UserError, match="nothing to publish"):
+        publish(results, measured)
+    run.create(measured)
+    ended(run, measured)
+    assert publish(results, measured)[-1].endswith("8 rows, 8 of them new")

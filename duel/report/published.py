@@ -66,7 +66,7 @@ def _new(before: list[Row], rows: list[Row], results: Results, say: Say) -> list
     there = {(row.group, row.point) for row in before}
     measured = [outcome for outcome in outcomes(rows) if (outcome.row.group, outcome.row.point) not in there]
     device = _device(before or [outcome.row for outcome in measured])
-    packed = archived(results)
+    packed = archived(results).keys() - {run.id for run in results.runs()}  # some may have been restored
     left_out, wanted = [], set()
     for outcome in measured:
         if why := _archived(outcome, packed) or _unfit(outcome, device, results):
