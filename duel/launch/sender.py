@@ -39,6 +39,7 @@ JOB = """\
 {directives}
 # Sends the jobs that wait in results/queue; warned that its time is over, it submits itself again if some are left.
 cd -- {root} || exit 97
+unset PYTHONSAFEPATH  # the sender is found in the checkout
 warned=
 trap 'warned=1; kill -TERM "$sender"' USR2
 trap 'kill -TERM "$sender"' TERM
@@ -124,6 +125,7 @@ def _detach(results: Results) -> str:
         sender = subprocess.Popen(
             [sys.executable, "-m", "duel.launch.sender"],
             cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
