@@ -105,7 +105,7 @@ fi
     ("scheduler", "launcher"),
     [("local", None), ("slurm", None), ("slurm", "srun"), ("slurm", "srun apptainer exec /images/{framework}.sif")],
 )
-def test_each_process_has_its_side_s_lines_and_container(stand: Stand, scheduler: str, launcher: str | None) -> None:  # noqa: F811
+def test_each_process_has_its_side_s_lines_and_container(stand: Stand, scheduler: str, launcher: str | None) -> None:  # noqa: F811 (the fixture)
     stand.python(PYTHON)
     target = make_target(**OWN, scheduler=scheduler, **({"launcher": launcher} if scheduler == "slurm" else {}))
     assert stand.run(target, BOTH) == 0

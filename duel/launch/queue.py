@@ -75,16 +75,7 @@ def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], 
     asked = not known(list(jobs.values()))
     if asked:
         begin, end = _local(max(0.0, since - MARGIN_SECONDS)), _local(time.time() + MARGIN_SECONDS)
-        options = [
-            "-X",
-            "-P",
-            "-D",
-            "-n",
-            f"--delimiter={SEPARATOR}",
-            f"--state={SACCT_STATES}",
-            "-o",
-            SACCT,
-        ]
+        options = ["-X", "-P", "-D", "-n", f"--delimiter={SEPARATOR}", f"--state={SACCT_STATES}", "-o", SACCT]
         span = [f"--user={who}", f"--starttime={begin}", f"--endtime={end}"]
         recorded = output(["sacct", *options, *span], "the accounting", notes)
         jobs = _from_sacct(recorded or "") | jobs  # the queue is more recent
