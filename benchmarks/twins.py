@@ -3,7 +3,8 @@
     PYTHONPATH=DIR .venv/pytorch/bin/python benchmarks/twins.py pytorch
     .venv/jax/bin/python benchmarks/twins.py jax --others DIR --benchmark resnet50
 
-At full size, in float32, with the catalogue's batch sizes for a CPU and its optimizers: inference, and a training step.
+At full size, in float32, with the catalogue's batch sizes for a CPU and its optimizers: a training step, and inference
+at the next smaller batch size that Duel measures.
 The twin in ``tuned`` (what results/tuned has for the device, else the set for its kind) takes turns with
 
 - itself in ``default``, and in each mode that differs in one switch: none of our own modes may be faster;
@@ -43,7 +44,7 @@ class Point:
     """A benchmark and a kind of work on this device, with its batches and everything the twin's loop needs."""
 
     def __init__(self, framework: str, name: str, work: str) -> None:
-        from duel.catalogue import BENCHMARKS, USE_CASES
+        from duel.catalogue import BENCHMARKS, INFERENCE, PRESETS, USE_CASES
         from duel.measure import batches, search
         from duel.record import Row
 
@@ -51,6 +52,8 @@ class Point:
         self.use_case = USE_CASES[WORKS[work]]
         benchmark = BENCHMARKS[name]
         samples = benchmark.sizes["full"].batch_size["cpu"]
+        if self.use_case.number == INFERENCE:  # the next smaller one that Duel measures, and results/tuned has
+            samples = max(size for size in PRESETS["standard"].batch_sizes if size <= samples)
         self.benchmark = replace(benchmark, optimizer=benchmark.optimizer.at(samples))
         with tempfile.TemporaryDirectory() as folder:
             self.pool = batches.pool(benchmark, "full", samples, 0, Path(folder))
