@@ -270,4 +270,4 @@ def test_without_a_mistake_nothing_bars_the_pair(tmp_path: Path, pair: str) -> N
 def test_there_are_forty_mistakes_and_the_documentation_lists_them() -> None:
     assert len(PLANTED) >= 40
     listed = (ROOT / "docs" / "models.md").read_text()
-    assert [mistake.name for mistake in PLANTED if f"| {mistake.name} |" not in listed] == []
+    assert [mistake.name for mistake in PLANTED if mistake.name not in listed] == []
