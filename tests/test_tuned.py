@@ -74,13 +74,14 @@ def test_what_does_not_run_is_not_the_fastest_and_not_tried_again() -> None:
     ("again", "mode"),
     [
         ([2.0, 1.0, 1.0, 2.0], SET),
-        ([2.0, 1.0, 1.0, 0.9], "default"),  # the first time it was lucky
+        ([1.1, 1.0, 1.0, 0.9], "default"),  # the first time it was lucky
+        ([0.9, 1.0, 1.0, 1.3], SET),  # and here the process was unlucky
         ([2.0, 1.0], SET),
         ([], "default"),  # ended before it was measured again
         ([None, 1.0, 1.0, 2.0], "default"),
     ],
 )
-def test_the_fastest_must_be_faster_each_time(again: list[float | None], mode: str) -> None:
+def test_the_fastest_must_be_faster_when_measured_again(again: list[float | None], mode: str) -> None:
     order = [SET, "default", "default", SET]
     trials = [Trial("default", 1.0), Trial(SET, 1.5), *(Trial(*pair) for pair in zip(order, again, strict=False))]
     assert tuned.chosen(trials) == mode
@@ -225,7 +226,7 @@ def test_there_is_a_shipped_file() -> None:
 
 
 @pytest.mark.parametrize("file", shipped(), ids=lambda file: file.stem)
-def test_what_a_shipped_file_chooses_was_faster_than_default_each_time(file: Path) -> None:
+def test_what_a_shipped_file_chooses_was_faster_than_default(file: Path) -> None:
     stored = tuned.read(file)
     assert stored is not None
     assert file == tuned.path(ROOT / "results", stored.device_name)
