@@ -170,11 +170,6 @@ def _pieces(order: Collection[str], known: Index, lines: Mapping[str, bytes]) ->
 
 
 def _copy(source: BinaryIO, start: int, end: int, target: BinaryIO) -> None:
-    """Copy part of a file, within the kernel where it can."""
-    target.flush()
-    with contextlib.suppress(AttributeError, OSError):  # not Linux, or not between these file systems
-        while start < end and (count := os.copy_file_range(source.fileno(), target.fileno(), end - start, start)):
-            start += count
     source.seek(start)
     while start < end and (part := source.read(min(COPIED_BYTES, end - start))):
         target.write(part)

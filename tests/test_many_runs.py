@@ -1,7 +1,5 @@
 """What is settled costs nothing: thousands of ended runs beside the few that somebody watches."""
 
-import errno
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -118,21 +116,7 @@ def test_an_update_reads_what_is_new_and_leaves_the_other_lines_as_they_are(
     assert set(read) == {run.id for run in results.runs()}
 
 
-@pytest.mark.parametrize("kernel", ["copies", "copies a byte", "refuses", "cannot"])
-def test_a_run_in_the_middle_that_ends_late_keeps_its_place(
-    results: Results, monkeypatch: pytest.MonkeyPatch, kernel: str
-) -> None:
-    copy, calls = os.copy_file_range, itertools.count()
-
-    def copy_a_byte(source: int, target: int, count: int, offset: int) -> int:
-        if kernel == "refuses" or next(calls):
-            raise OSError(errno.EXDEV, "not between these file systems")
-        return copy(source, target, 1, offset)
-
-    if kernel == "cannot":
-        monkeypatch.delattr(os, "copy_file_range")
-    elif kernel != "copies":
-        monkeypatch.setattr(os, "copy_file_range", copy_a_byte)
+def test_a_run_in_the_middle_that_ends_late_keeps_its_place(results: Results) -> None:
     first = ended(results)
     time.sleep(1 / 128)
     late = new_run(results)
