@@ -14,8 +14,9 @@ The twin in ``tuned`` (what results/tuned has for the device, else the set for i
 
 Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio of the rounds) with its 95 % t
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
-go on for up to ten times as long. What cannot run with the installed packages is listed with the reason. Exit code 1
-if a bound is exceeded, or a public model did not run.
+go on for up to ten times as long: with so many looks, an interval that just meets the bound covers less than 95 %. What
+cannot run with the installed packages is listed with the reason. Exit code 1 if a bound is exceeded, or a public
+model did not run.
 """
 
 import argparse
