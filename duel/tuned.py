@@ -109,14 +109,29 @@ def chosen(trials: Sequence[Trial]) -> str:
     By the mean of logarithms, from which a steady drift cancels in the order A B B A. To win each time would be too
     much: processes of one mode can differ by a quarter.
     """
-    best = fastest(trials)
-    again: dict[str, list[float]] = {}
+    best, default = again(trials)
+    ran = best and all(best) and all(default)
+    return fastest(trials) if ran and sum(map(math.log, best)) > sum(map(math.log, default)) else modes.DEFAULT
+
+
+def decided(trials: Sequence[Trial]) -> bool:
+    """Whether the fastest mode and ``default`` do not overlap when measured again, or one of them did not run."""
+    best, default = again(trials)
+    return not (all(best) and all(default)) or min(best) > max(default) or min(default) > max(best)
+
+
+def again(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
+    """Return the throughputs of the fastest mode and of ``default`` but for their first trials, which chose the mode.
+
+    As many of each; 0 is one that did not run.
+    """
+    best, later = fastest(trials), []
     for place, trial in enumerate(trials):
         if trial.mode in [other.mode for other in trials[:place]]:
-            again.setdefault(trial.mode, []).append(trial.throughput or 0.0)
-    pairs = list(zip(again.get(best, []), again.get(modes.DEFAULT, []), strict=False))
-    ran = all(one and other for one, other in pairs)
-    return best if ran and sum(math.log(one / other) for one, other in pairs) > 0 else modes.DEFAULT
+            later.append(trial)
+    found = [[trial.throughput or 0.0 for trial in later if trial.mode == mode] for mode in (best, modes.DEFAULT)]
+    most = min(map(len, found))
+    return found[0][:most], found[1][:most]
 
 
 def found_for(row: Row, results: Path) -> tuple[str | None, str]:

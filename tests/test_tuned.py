@@ -82,9 +82,27 @@ def test_what_does_not_run_is_not_the_fastest_and_not_tried_again() -> None:
     ],
 )
 def test_the_fastest_must_be_faster_when_measured_again(again: list[float | None], mode: str) -> None:
-    order = [SET, "default", "default", SET]
-    trials = [Trial("default", 1.0), Trial(SET, 1.5), *(Trial(*pair) for pair in zip(order, again, strict=False))]
-    assert tuned.chosen(trials) == mode
+    assert tuned.chosen(measured_again(again)) == mode
+
+
+@pytest.mark.parametrize(
+    ("again", "decided"),
+    [
+        ([2.0, 1.0, 1.9, 2.1], True),
+        ([0.9, 1.0, 1.1, 0.8], True),  # default is the faster one
+        ([2.0, 1.0, 2.1, 2.2], False),
+        ([2.0, 1.0, 1.9, 2.1, 1.8, 1.0, 1.0, 2.0], False),
+        ([None, 1.0, 2.1, 2.2], True),  # what does not run is not chosen however often it is tried
+    ],
+)
+def test_modes_that_overlap_are_measured_once_more(again: list[float | None], decided: bool) -> None:
+    assert tuned.decided(measured_again(again)) == decided
+
+
+def measured_again(again: list[float | None]) -> list[Trial]:
+    """The trials of a search whose fastest mode was ``SET``, measured again in the order A B B A."""
+    order = [SET, "default", "default", SET] * 2
+    return [Trial("default", 1.0), Trial(SET, 1.5), *(Trial(*pair) for pair in zip(order, again, strict=False))]
 
 
 CHOICE = Choice(

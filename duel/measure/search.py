@@ -3,7 +3,8 @@
 The sides take turns and have the same number of trials at most. The first is ``default``, the second the set that
 ``duel.modes`` has for the kind of device; each later one changes a switch of the fastest mode so far, along with what
 that needs or excludes. The search ends once all of these were tried. The fastest mode and ``default`` are then
-measured twice more, in the order A B B A: the fastest of several trials is also the luckiest.
+measured twice more, in the order A B B A: the fastest of several trials is also the luckiest. They are measured so
+again, up to three times in all, as long as the slower of one does not beat the faster of the other.
 """
 
 import contextlib
@@ -19,6 +20,8 @@ from duel.results import Run
 from duel.states import FINISHED
 from duel.switches import OFF, ON, applicable
 from duel.tuned import Choice, Trial
+
+ROUNDS = 3  # of A B B A at most: with one, single processes decide where modes are close
 
 
 def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator[Row]:
@@ -36,8 +39,11 @@ def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator
                     yield from side.measured(mode)
         for side in sides:
             best = tuned.fastest(side.trials)
-            for mode in (best, modes.DEFAULT, modes.DEFAULT, best) if best != modes.DEFAULT else ():
-                yield from side.measured(mode)
+            for _ in range(ROUNDS if best != modes.DEFAULT else 0):
+                for mode in (best, modes.DEFAULT, modes.DEFAULT, best):
+                    yield from side.measured(mode)
+                if tuned.decided(side.trials):
+                    break
             side.keep(results)
 
 
