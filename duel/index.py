@@ -8,7 +8,6 @@ import contextlib
 import io
 import os
 import time
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -59,9 +58,10 @@ class Index(msgspec.Struct, frozen=True):
     @property
     def states(self) -> Mapping[str, int]:
         """How many rows of the table are in which state."""
-        found: Counter[str] = Counter()
+        found: dict[str, int] = {}
         for place in self.places.values():
-            found.update(place.states)
+            for state, count in place.states.items():
+                found[state] = found.get(state, 0) + count
         return found
 
     def related(self, run_ids: Collection[str]) -> list[str]:
@@ -129,10 +129,14 @@ def rewrite(
     new index.
     """
     places, at = {}, len(header)
-    for run_id in sorted(known.places.keys() | new.keys(), key=by_time):
+    # In the known order, which is sorted already but for what is new.
+    for run_id in sorted([*known.places, *(new.keys() - known.places.keys())], key=by_time):
         lines, place = new[run_id] if run_id in new else (None, known.places[run_id])
-        places[run_id] = msgspec.structs.replace(place, start=at, length=place.length if lines is None else len(lines))
-        at = places[run_id].end
+        length = place.length if lines is None else len(lines)
+        if (place.start, place.length) != (at, length):
+            place = msgspec.structs.replace(place, start=at, length=length)
+        places[run_id] = place
+        at += length
     found = msgspec.structs.replace(known, proofs=proofs, places=places)
     same = known.places and all(
         run_id in known.places and text(table, known.places[run_id]) == lines for run_id, (lines, _) in new.items()

@@ -79,11 +79,8 @@ class Run:
 
     def evidence_files(self, number: int) -> list[Path]:
         """Return the files of all ranks of row ``number``, in order."""
-        found = [
-            path
-            for path in (self.folder / "evidence").glob(f"{number:03d}-*.npz")
-            if re.fullmatch(r"[0-9]{3,}-[0-9]{1,9}", path.stem)
-        ]
+        there = (self.folder / "evidence").glob(f"{number:03d}-*.npz")
+        found = [path for path in there if re.fullmatch(r"[0-9]{3,}-[0-9]{1,9}", path.stem)]
         return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
 
     @property
@@ -309,15 +306,18 @@ class Results:
             )
         return Run(self.folder / "runs" / run_id)
 
-    def runs(self) -> list[Run]:
-        """Return every run, oldest first."""
-        folder = self.folder / "runs"
+    def names(self) -> list[str]:
+        """Return the id of every run, oldest first."""
         try:
             # The kind of each is in the folder's own listing: nothing is asked about ten thousand runs one by one.
-            names = [entry.name for entry in os.scandir(folder) if RUN_ID.fullmatch(entry.name) and _is_folder(entry)]
+            entries = list(os.scandir(self.folder / "runs"))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [Run(folder / name) for name in sorted(names, key=by_time)]
+        return sorted((e.name for e in entries if RUN_ID.fullmatch(e.name) and _is_folder(e)), key=by_time)
+
+    def runs(self) -> list[Run]:
+        """Return every run, oldest first."""
+        return [Run(self.folder / "runs" / name) for name in self.names()]
 
     def remove_litter(self) -> None:
         """Remove what a driver that was killed within ``Run.create`` left behind.

@@ -140,11 +140,12 @@ def update(results: Results, wait: bool = True, check: bool = False) -> Update:
 
 def _update(results: Results, check: bool) -> Update:
     """Update the table and its index; the caller holds the lock."""
-    runs = {run.id: run for run in results.runs()}
+    names = results.names()
+    runs = set(names)
     with index.opened(results) as (known, table):
         known = Index() if check else known
         settled, proofs = known.settled, index.proofs(results.folder / "parity")
-        read = [run for run_id, run in runs.items() if run_id not in settled]
+        read = [results.run(run_id) for run_id in names if run_id not in settled]
         planned = {run.id: _planned(run) for run in read}  # before their rows: those of an ended run change no more
         fresh = {run.id: run.rows() for run in read} | ({} if known.places else _removed(results, runs))
         groups = _groups(row for rows in fresh.values() for row in rows)

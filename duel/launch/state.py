@@ -48,9 +48,9 @@ def look(
     }
     sender = intent.sender(results) if intended else ""
     settled = {seen.id: seen for seen in before.runs if seen.is_settled} if before else {}
-    found = results.runs() if runs is None else runs
+    found = results.names() if runs is None else [run.id for run in runs]
     left_out = _left_out(found, results, before) if recent else frozenset()
-    every = [settled.get(run.id) or _own(run) for run in found if run.id not in left_out]
+    every = [settled.get(run_id) or _own(results.run(run_id)) for run_id in found if run_id not in left_out]
     open_runs = [seen for seen in every if seen.needs_slurm()]
     unsettled = any(seen.state not in TERMINAL - {LOST} for seen in open_runs)
     old = None if ask else before
@@ -95,10 +95,10 @@ def _waits(why: str, sender: str) -> str:
     return f"{why}; {sender or RESUBMIT} sends it"
 
 
-def _left_out(runs: list[Run], results: Results, before: Snapshot | None) -> frozenset[str]:
+def _left_out(runs: list[str], results: Results, before: Snapshot | None) -> frozenset[str]:
     """Return which of ``runs`` are settled, by the index of results.csv, and not among the last."""
     known = before.left_out if before else index.load(results).settled
-    return frozenset(run.id for run in runs[:-RECENT] if run.id in known)
+    return frozenset(run_id for run_id in runs[:-RECENT] if run_id in known)
 
 
 def _by_name(jobs: list[queue.SlurmJob]) -> dict[str, list[queue.SlurmJob]]:
