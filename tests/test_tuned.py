@@ -99,6 +99,31 @@ def test_modes_that_overlap_are_measured_once_more(again: list[float | None], de
     assert tuned.decided(measured_again(again)) == decided
 
 
+@pytest.mark.parametrize(
+    ("fast", "rounds"),
+    [
+        ([2.0], 1),
+        ([2.0, 0.9], 3),  # the ranges overlap for good
+        ([0.5], 0),  # default is the fastest
+    ],
+)
+def test_a_search_repeats_the_last_comparison_at_most_three_times(
+    tmp_path: Path, fast: list[float], rounds: int
+) -> None:
+    results = Results(tmp_path)
+    run = results.run("paired_mnist_1_trial-260101-000000-00abcd")
+    planned = [MNIST.replace(framework="jax", mode="default", row=0, point=0)]
+    run.create(planned)
+    modes_tried: list[str] = []
+    for row in search.rows(run, planned, 2, tmp_path):
+        modes_tried.append(str(row.mode))
+        here = [mode for mode in modes_tried if mode == row.mode]
+        rate = 1.0 if row.mode == "default" else fast[(len(here) - 1) % len(fast)]
+        run.write_row(row.replace(run_id=run.id, status=FINISHED, throughput=rate))
+    best = modes_tried[1]
+    assert modes_tried == ["default", best] + rounds * [best, "default", "default", best]
+
+
 def measured_again(again: list[float | None]) -> list[Trial]:
     """The trials of a search whose fastest mode was ``SET``, measured again in the order A B B A."""
     order = [SET, "default", "default", SET] * 2
