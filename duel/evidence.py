@@ -157,16 +157,17 @@ def disagreements(one: Sequence[Evidence], other: Sequence[Evidence]) -> list[st
     found: list[str] = []
     for rank, sides in enumerate(zip(one, other, strict=True)):
         where = f"rank {rank}: " if len(one) > 1 else ""
-        found += [where + text for text in _rank_disagreements(*sides)]
+        found += [where + text for text in disagreements_of(*sides)]
     return found
 
 
-def _rank_disagreements(one: Evidence, other: Evidence) -> list[str]:
+def disagreements_of(one: Evidence, other: Evidence, passes: Sequence[str] = ("before", "after")) -> list[str]:
+    """Return what differs between the evidence of one rank on both sides, in these passes."""
     names = [*other.shapes, *(name for name in one.shapes if name not in other.shapes)]
     apart = [name for name in names if one.shapes.get(name) != other.shapes.get(name)]
     found = [f"shape of {name} ({one.shapes.get(name)} | {other.shapes.get(name)})" for name in apart]
     beyond: list[tuple[float, str]] = []
-    for when in ("before", "after"):
+    for when in passes:
         if when not in one.passes or when not in other.passes:
             found.append(f"nothing was recorded {when} the clock")
             continue

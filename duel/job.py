@@ -66,6 +66,7 @@ class Job:
     size: Word | None = None  # of the benchmark; None: the preset's
     pairs: Count | None = None  # of each point in a paired job; None: the preset's
     trials: Count | None = None  # of a search for the fastest switches, on each side; None: not a search
+    profile: bool = False  # whether each row's program is traced, too
     session: Count = 1  # its number among the sessions that one command planned
     delay: Annotated[int, msgspec.Meta(ge=0)] = 0  # seconds from its submission until it may begin
 
@@ -114,6 +115,7 @@ class Job:
         variants += [f"microbatch_{self.microbatch}"] if self.microbatch else []
         variants += [f"pairs_{self.pairs}"] if self.pairs else []
         variants += [f"trials_{self.trials}"] if self.trials else []
+        variants += ["profile"] if self.profile else []
         variants += [f"session_{self.session}"] if self.session > 1 else []
         if self.use_case in MANY:
             variants += [f"{self.nodes}x{self.devices_per_node}", *([self.scaling] if self.scaling != WEAK else [])]
@@ -141,6 +143,7 @@ class Job:
         options += ["--microbatch", str(self.microbatch)] if self.microbatch else []
         options += ["--pairs", str(self.pairs)] if self.pairs else []
         options += ["--trials", str(self.trials)] if self.trials else []
+        options += ["--profile"] if self.profile else []
         if self.use_case in MANY:
             options += ["--nodes", str(self.nodes), "--devices", str(self.devices_per_node), "--scaling", self.scaling]
         return [*options, f"--weights={self.weights}"] if self.weights else options

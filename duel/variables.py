@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from fnmatch import fnmatchcase
 
 GIVEN = "DUEL_VARIABLES"  # names that the target's set-up lines, or its launcher, export
+PROFILER = "DUEL_PROFILER"  # the command of a tool that the target has profiled programs run under
 OWN = "DUEL_OWN_VARIABLES"  # names that Duel sets for the measured process
 
 # Patterns that bash's 'case' and fnmatch read alike; a script's loop over them is rendered from this table.

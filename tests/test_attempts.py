@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_paired import CACHES
 
-from duel import modes
+from duel import modes, profile, variables
 from duel.job import Job
 from duel.launch import display
 from duel.measure import attempt, ranks
@@ -135,3 +135,31 @@ def test_caches_are_of_each_process_alone_and_proxies_are_left_out() -> None:
     found = ranks.environment("/tmp/some")
     assert {name: found[name] for name in CACHES} == {name: f"/tmp/some/{name.lower()}" for name in CACHES}
     assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+# Stands in for a measuring process that profiles a row: it fails, but for another tool's sake it runs.
+PROFILED = """
+import sys
+assert "--profile" in sys.argv
+sys.exit(0 if "--untraced" in sys.argv else 3)
+"""
+
+
+def test_a_profile_that_fails_says_why_and_another_tool_still_gets_its_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "profiled.py"
+    script.write_text(PROFILED)
+    monkeypatch.setenv(variables.PROFILER, 'sh -c \'echo "$@" > {output}; exec "$@"\' tool')
+    run = Run(tmp_path / "runs" / "jax_mnist_1-x")
+    run.create(Job("jax", "mnist", 1, "smoke", "fp32", None, "local").rows())
+    run.write_row(run.read_row(0).replace(status=FINISHED, device_count=1))
+    team = attempt.Team(run, 1, Results(tmp_path), {"jax": [sys.executable, str(script)]}, [], False)
+    before = run.rows()
+    attempt.profile_row(run, before[0], team)
+    team.close()
+    found = profile.read(run.folder, 0)
+    assert found is not None
+    assert "3" in found.why
+    assert "--untraced" in (run.folder / "profiles" / "000" / "profiler").read_text()
+    assert run.rows() == before

@@ -12,7 +12,10 @@ from conftest import ROOT
 # What belongs to one framework alone; the folders of the two are reached by no one.
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "chex", "haiku", "equinox"}
 PYTORCH = {"torch", "torchvision", "torchaudio", "pytorch", "functorch", "triton", "opacus"}
-SHARED_BY_TWINS = {"duel.catalogue", "duel.datasets", "duel.errors", "duel.measure"}
+SHARED_BY_TWINS = {
+    *("duel.catalogue", "duel.datasets", "duel.errors", "duel.measure"),
+    *("duel.kinds", "duel.profile", "duel.trace"),
+}
 
 
 def imported(path: Path) -> set[str]:

@@ -21,15 +21,16 @@ from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 CONTRACT = (ROOT / "duel" / "measure" / "twin.py").read_text()
 WORK = {use_case.module: use_case.work for use_case in USE_CASES.values() if use_case.module}
-MODULES = {"devices", "weights", "network", "canary", "ceilings"}
+MODULES = {"devices", "weights", "network", "canary", "ceilings", "profiling"}
 
 
 def twin_files(framework: str) -> list[str]:
-    """Paths below the framework's folder, of what git has or would take."""
+    """Paths below the framework's folder, of what git has or would take, without what only one side needs."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", framework]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     paths = {Path(name) for name in listed.split("\0") if name and (ROOT / name).exists()}
-    return sorted(str(path.relative_to(framework)) for path in paths)
+    names = (str(path.relative_to(framework)) for path in paths)
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def parameters(function: Function) -> str:

@@ -4,6 +4,7 @@ import canary
 import ceilings
 import devices
 import network
+import profiling
 import weights
 from duel.measure import twin
 from duel.measure.batches import Pool
@@ -16,6 +17,7 @@ devices_module: twin.DevicesModule = devices
 weights_module: twin.WeightsModule = weights
 network_module: twin.NetworkModule = network
 canary_module: twin.CanaryModule = canary
+profiling_module: twin.ProfilingModule = profiling
 ceilings_module: twin.CeilingsModule = ceilings
 
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from duel import ROOT, terminal
+from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.options import has_selection
 from duel.terminal import say, warn
@@ -58,6 +59,22 @@ def compare(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import manage
 
     print_comparison(manage.to_compare(args, results), results)
+    return 0
+
+
+def explain(args: argparse.Namespace, results: "Results") -> int:
+    from duel.launch import cluster, manage
+    from duel.report import explain
+
+    runs = manage.to_compare(args, results)
+    terminal.show(*explain.report(runs, results))
+    if args.reproduce:
+        here = {
+            name: {framework: str(getattr(target.python, framework)) for framework in FRAMEWORKS}
+            for name, target in cluster.load(ROOT / "cluster.yaml").targets.items()
+            if target.scheduler == "local"
+        }
+        terminal.show("", *explain.reproduce(runs, results, here))
     return 0
 
 

@@ -66,6 +66,7 @@ def _submit_options(parser: Parser) -> None:
     start.add_argument(
         "--spacing", type=spacing, metavar="TIME", help="time from one session's start to the next (default: 2h)"
     )
+    start.add_argument("--profile", action="store_true", help="trace each row's program, too, for 'explain'")
     start.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
     start.add_argument("--wait", action="store_true", help="show progress, then the comparison")
     parser.set_defaults(trials=None)
@@ -88,6 +89,8 @@ def _check_submit(parser: Parser, args: argparse.Namespace) -> None:
         parser.error("--spacing needs --sessions")
     if VALIDATE in args.use_case:
         parser.error("a validation also needs a comparison: 'main.py validate --benchmark NAME' does both")
+    if args.profile and all(number in MANY for number in args.use_case):
+        parser.error("--profile traces programs on one device; valid use cases: 1, 3, 5")
     if args.dry_run and args.wait:
         parser.error("--wait and --dry_run exclude each other: nothing is started")
 
@@ -105,7 +108,7 @@ def _tune_options(parser: Parser) -> None:
     parser.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
     parser.add_argument("--wait", action="store_true", help="show progress, then what was found")
     parser.set_defaults(preset=TRIAL, paired=True, framework=None, mode=DEFAULT, sessions=None, spacing=None)
-    parser.set_defaults(nodes=None, devices=None, scaling=WEAK)
+    parser.set_defaults(profile=False, nodes=None, devices=None, scaling=WEAK)
 
 
 def _check_tune(parser: Parser, args: argparse.Namespace) -> None:
@@ -123,33 +126,12 @@ def _choosing(done: str) -> Callable[[Parser], None]:
     return lambda parser: add_selection(parser, done)
 
 
-def _status_options(parser: Parser) -> None:
-    add_selection(parser, "shown")
-    parser.add_argument("--all", action="store_true", help="include old runs")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print JSON, for programs")
-    how.add_argument("--watch", action="store_true", help="redraw every second until all runs have ended")
-
-
-def _run_option(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run id or its beginning")
-
-
-def _logs_options(parser: Parser) -> None:
-    _run_option(parser)
-    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
-
-
 def _resubmit_options(parser: Parser) -> None:
     add_selection(parser, "considered")
     parser.add_argument("--apply", action="store_true", help="also start what is only proposed (more time or memory)")
     parser.add_argument(
         "--include", type=chosen("cause", ("code",)), metavar="code", help="also retry code errors with unchanged code"
     )
-
-
-def _collect_options(parser: Parser) -> None:
-    parser.add_argument("--check", action="store_true", help="read every run again and say what is inconsistent")
 
 
 def _validate_options(parser: Parser) -> None:
@@ -238,16 +220,17 @@ class Command:
 
 
 COMMANDS = (
-    Command("status", "show every run and what it is doing", commands.status, _status_options),
+    Command("status", "show every run and what it is doing", commands.status, records.status),
     Command("compare", "compare both sides of runs, with the ratio", commands.compare, _choosing("compared")),
-    Command("logs", "print a run's output", commands.logs, _logs_options),
-    Command("verify", "check that a run was what was rendered", commands.verify, _run_option),
+    Command("explain", "say why one side of profiled runs is faster", commands.explain, records.explain),
+    Command("logs", "print a run's output", commands.logs, records.logs),
+    Command("verify", "check that a run was what was rendered", commands.verify, records.run),
     Command("cancel", "cancel queued or running runs", commands.cancel, _choosing("cancelled")),
     Command("resubmit", "resubmit unfinished runs, depending on why they failed", commands.resubmit, _resubmit_options),
     Command("study", "plan, start and continue the points of a study", commands.study, _study_options),
     Command("validate", "prove that both sides compute the same function", commands.validate, _validate_options),
     Command("sync", "upload offline runs to Weights & Biases", commands.sync, _choosing("uploaded")),
-    Command("collect", "update results/results.csv", commands.collect, _collect_options),
+    Command("collect", "update results/results.csv", commands.collect, records.collect),
     Command("archive", "pack settled runs into results/archive", commands.archive, _choosing("packed")),
     Command("tune", "find the fastest switches of each side, for --mode tuned", commands.submit, _tune_options),
     Command("publish", "copy paired results to results/published/NAME", commands.publish, records.publish),

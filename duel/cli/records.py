@@ -1,7 +1,35 @@
 """The options of the commands that read and publish records."""
 
 from duel.arguments import Parser
-from duel.options import target_name
+from duel.options import add_selection, target_name
+
+
+def status(parser: Parser) -> None:
+    add_selection(parser, "shown")
+    parser.add_argument("--all", action="store_true", help="include old runs")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print JSON, for programs")
+    how.add_argument("--watch", action="store_true", help="redraw every second until all runs have ended")
+
+
+def run(parser: Parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run id or its beginning")
+
+
+def logs(parser: Parser) -> None:
+    run(parser)
+    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
+
+
+def explain(parser: Parser) -> None:
+    add_selection(parser, "explained")
+    parser.add_argument(
+        "--reproduce", action="store_true", help="also write the largest share as a script per framework, and run both"
+    )
+
+
+def collect(parser: Parser) -> None:
+    parser.add_argument("--check", action="store_true", help="read every run again and say what is inconsistent")
 
 
 def publish(parser: Parser) -> None:

@@ -20,13 +20,12 @@ usage: {program} [OPTIONS]           start jobs, one in JAX, one in PyTorch
 
 options that start jobs ('{program} submit --help' explains them)
   what    --benchmark  --use_case  --size  --batch_sizes  --products  --weights
-  how     --preset  --precision  --mode  --microbatch
+  how     --preset  --precision  --mode  --microbatch  --profile
   where   --target  --device  --nodes  --devices  --scaling
   start   --framework  --paired  --sessions  --spacing  --dry_run  --wait
 
 commands ('{program} COMMAND --help' explains one)
 {commands}
-
 topics (help TOPIC): {topics}
 """
 

@@ -58,6 +58,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                     weights=weights,
                     size=args.size,
                     trials=args.trials,
+                    profile=args.profile and use_case not in MANY,
                     **options | {"mode": mode},
                 )
                 for mode in chosen

@@ -130,6 +130,7 @@ class Target(_Strict):
     pass_variables: Variables = []
     pause: Annotated[float, Field(ge=0, le=3600)] = 0.2
     launcher: Words | None = "srun"
+    profiler: Line | None = None
     node_launcher: Words = "srun --ntasks-per-node=1 --ntasks={nodes}"
     setup: Setup = Setup()
     variants: list[Variant] = []

@@ -87,6 +87,7 @@ class Points(BaseModel):
     paired: bool = True
     sessions: Annotated[int | None, BeforeValidator(_convert(options.sessions))] = None
     spacing: Annotated[int | None, BeforeValidator(_convert(options.spacing))] = None
+    profile: bool = False
 
 
 class Without(BaseModel):
@@ -174,7 +175,7 @@ def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
     if not many and (group.devices != (None,) or group.nodes != (None,)):
         raise UserError(f"devices and nodes are for use cases {' and '.join(map(str, MANY))}")
     kept = ("benchmark", "use_case", "preset", "framework", "paired", "sessions", "spacing", "batch_sizes", "products")
-    common = {name: getattr(group, name) for name in kept}
+    common = {name: getattr(group, name) for name in (*kept, "profile")}
     crossed = ("target", "size", "precision", "mode", "scaling", "devices", "nodes")
     found = []
     for values in itertools.product(*(getattr(group, name) for name in crossed)):

@@ -3,16 +3,18 @@
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from duel import evidence, modes
+from duel import evidence, modes, profile, variables
 from duel.catalogue import VALIDATE
 from duel.comparability import disturbances
 from duel.files import utc
@@ -67,9 +69,9 @@ class Team:
             self.close()
             raise
 
-    def start(self, row: Row) -> "subprocess.Popen[bytes]":
-        """Start this row's measuring processes; return the local one."""
-        number, here, framework = row.row or 0, self._options, str(row.framework)
+    def start(self, row: Row, *more: str, under: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+        """Start this row's measuring processes; return the local one, with ``more`` options, ``under`` a tool."""
+        number, here, framework = row.row or 0, [*self._options, *more], str(row.framework)
         self._caches.cleanup()
         self._caches = tempfile.TemporaryDirectory(prefix="duel-")
         if self.coordinator is not None and row.device_count != 1:
@@ -78,7 +80,7 @@ class Team:
         here = [*here, "--cpus", ",".join(map(str, cpus))] if cpus else here
         # A new session: Ctrl-C reaches the supervisor alone, which then ends the row cleanly.
         return subprocess.Popen(
-            [*self._commands[framework], "--run_folder", str(self._run.folder), "--row", str(number), *here],
+            [*under, *self._commands[framework], "--run_folder", str(self._run.folder), "--row", str(number), *here],
             env=ranks.environment(self._caches.name, row.use_case != VALIDATE),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -131,6 +133,39 @@ def measure_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: Wan
             print(f"disturbed, {', '.join(disturbed)}: row {number} is another attempt, {again} left", flush=True)
         else:
             return not disturbed
+
+
+def profile_row(run: Run, row: Row, team: Team) -> None:
+    """Profile the program of ``row`` if it finished, on one device. Whatever happens, the row stays as it is."""
+    if row.status != FINISHED or row.device_count != 1 or (row.repeat or 0) >= profile.MOST:
+        return
+    number, framework = row.row or 0, str(row.framework)
+    run.write_status(part=f"row {number + 1}, {framework}", phase="profiling")
+    file = profile.path(run.folder, number)
+    why = _beside(run, team.start(row, "--profile"))
+    if why and not file.exists():
+        profile.write(run.folder, profile.Profile(run.id, number, framework, why=why))
+    if prefix := os.environ.get(variables.PROFILER):
+        file.with_suffix("").mkdir(parents=True, exist_ok=True)
+        words = [word.replace("{output}", str(file.with_suffix("") / "profiler")) for word in shlex.split(prefix)]
+        if why := _beside(run, team.start(row, "--profile", "--untraced", under=words)):
+            print(f"profile: {words[0]}: {why}", flush=True)
+
+
+def _beside(run: Run, process: "subprocess.Popen[bytes]") -> str:
+    """Wait for a process that measures nothing, and copy its output; return why it failed, empty if it did not."""
+    copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
+    copier.start()
+    try:
+        code = process.wait(SILENCE_SECONDS)
+        return "" if code == 0 else _cause(code)[0]
+    except subprocess.TimeoutExpired:
+        return f"it took more than {SILENCE_SECONDS:.0f} s"
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        copier.join(GRACE_SECONDS)
 
 
 def _autotuner_crashed(row: Row, output: str) -> bool:

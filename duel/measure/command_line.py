@@ -63,6 +63,8 @@ def _parser(framework: str) -> Parser:
     # For a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--profile", action="store_true", help="trace each row's program, too")
+    parser.add_argument("--untraced", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", default="", help=argparse.SUPPRESS)
     return parser

@@ -1,5 +1,6 @@
 """A row on its way through its stages."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,11 @@ class Measurement:
     @property
     def use_case(self) -> UseCase:
         return USE_CASES[self.row.use_case or 0]
+
+    @property
+    def maker(self) -> Any:
+        """The class of ``work``."""
+        return getattr(importlib.import_module(self.use_case.module), self.use_case.work)
 
     @property
     def number(self) -> int:

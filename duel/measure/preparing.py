@@ -140,7 +140,7 @@ def load(m: Measurement) -> Columns:
         m.pool = batches.pool(m.benchmark, str(row.size), row.batch_size or 0, row.seed or 0, m.data)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    m.work = getattr(importlib.import_module(use_case.module), use_case.work)(m.setting, m.pool, m.initial)
+    m.work = m.maker(m.setting, m.pool, m.initial)
     if m.world.size > 1:  # no process holds all samples
         held = {"weights_sha256": parameters.sha256(m.initial), "data_sha256": m.pool.sha256}
     else:

@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from duel import profile
 from duel.catalogue import PAIRED
 from duel.comparability import COMPARABLE, partners
 from duel.record import Row
@@ -76,6 +77,7 @@ class WandbSink:
 
     def __init__(self, folder: Path, rows: list[Row], environment: dict[str, Any], group: str) -> None:
         self._run: Any = None
+        self._folder = folder
         self._last = 0.0
         # Its telemetry is sent in offline mode too, and delays the process's exit if the server does not answer.
         os.environ["WANDB_ERROR_REPORTING"] = "false"
@@ -166,6 +168,7 @@ class WandbSink:
         found = next((row for row in rows if row.device_kind), rows[0])
         try:
             self._run.summary.update(summary)
+            self._log_profiles(rows, names)
             # Known only now: the job finds its accelerator itself.
             self._run.config.update({"device_kind": found.device_kind, "device_name": found.device_name})
             self._run.tags += tuple({row.device_kind for row in rows if row.device_kind})
@@ -176,6 +179,16 @@ class WandbSink:
             self.note += f"; not all of it uploaded within {FINISH_SECONDS} s of the end: {LATER}"
         except Exception as error:  # W&B comes second; the row files are written
             self._lose(error)
+
+    def _log_profiles(self, rows: list[Row], names: dict[int, str]) -> None:
+        """Log where the time of each row's step goes, if it was profiled, as tables by kind of work and module."""
+        for row in rows:
+            found = profile.read(self._folder, row.row or 0)
+            if found is None or found.why:
+                continue
+            parts = [[part.kind, part.module, part.stage, part.seconds] for part in found.parts]
+            table = self._wandb.Table(columns=["kind", "module", "stage", "seconds of a step"], data=parts)
+            self._run.log({f"{names[row.row or 0]}profile": table})
 
     def _figure(self) -> Any:
         """Return one chart with the losses of both sides."""

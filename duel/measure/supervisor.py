@@ -23,8 +23,8 @@ from duel.comparability import judged
 from duel.errors import UserError
 from duel.files import locked, utc
 from duel.job import Job, script_state
-from duel.measure import assistant, command_line, probes, ranks, search
-from duel.measure.attempt import Commands, Team, measure_row
+from duel.measure import assistant, command_line, probes, profiled, ranks, search
+from duel.measure.attempt import Commands, Team, measure_row, profile_row
 from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
 from duel.measure.sinks import MetricsReader, WandbSink
@@ -51,7 +51,7 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
     named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
     options = {name: getattr(args, name) for name in named}
     options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
-    options |= {"pairs": args.pairs, "trials": args.trials}
+    options |= {"pairs": args.pairs, "trials": args.trials, "profile": args.profile}
     try:
         return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, args.commands)
     except OSError as error:
@@ -66,6 +66,8 @@ def _measure(args: argparse.Namespace, framework: str) -> int:
             del os.environ[name]
     if args.cpus:  # before the framework makes its threads
         os.sched_setaffinity(0, map(int, args.cpus.split(",")))
+    if args.profile:
+        return profiled.measure(Run(args.run_folder), args.row, args.data, args.device, traced=not args.untraced)
     world = World(args.rank or 0, args.ranks or 1, args.local_rank or 0, args.meet)
     try:
         code = measure(Run(args.run_folder), args.row, args.data, args.device, args.version, world)
@@ -158,6 +160,9 @@ class _Work:
             run.write_status(part=part, phase="starting")
             if not measure_row(run, row, self._team, reader, self._sink, self._retries(row, lost)):
                 lost.add(row.point)
+        if job.profile:  # not between the rows of a pair
+            for row in counted(run.rows()):
+                profile_row(run, row, self._team)
 
     def _retries(self, row: Row, lost: set[int | None]) -> int:
         """Return how often ``row`` may be measured again if others disturb it; not in ``lost`` points.

@@ -12,6 +12,7 @@ statistics, the optimizer's moments) as it is.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
@@ -19,6 +20,8 @@ import numpy.typing as npt
 from duel.catalogue import Benchmark
 from duel.measure.batches import Batch, Pool
 from duel.measure.device import ALONE, Device, Setting, World
+from duel.profile import Profile, Program
+from duel.trace import Trace
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 W_co = TypeVar("W_co", covariant=True)
@@ -258,3 +261,25 @@ class CeilingsModule(Protocol):
 
         After ``select`` and ``set_precision``, on one device.
         """
+
+
+class ProfilingModule(Protocol):
+    """``profiling.py``: where the time of a step goes. One process."""
+
+    def named(self, kind: Any) -> Any:
+        """Return a subclass of ``kind``, a class of work, whose programs tell what belongs to which module.
+
+        The programs are otherwise the same.
+        """
+
+    def programs(self, work: Any) -> list[Program]:
+        """Return the programs or graphs that were compiled since ``work`` was made."""
+
+    def traced(self, work: Any, first: int, count: int, folder: Path) -> Trace:
+        """Trace ``count`` steps from ``first`` on into ``folder``; return what ran in them. Moves the state.
+
+        Raises ValueError if the trace shows no kernels of the device.
+        """
+
+    def account(self, work: Any, index: int, found: Profile) -> None:
+        """Note in ``found`` what memory is for, and PyTorch the model's layers. May take steps from ``index`` on."""

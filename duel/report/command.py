@@ -32,6 +32,7 @@ def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str |
         size=None if size == after.size else size,
         batch_sizes=batch_sizes,
         pairs=None,
+        profile=False,
         session=1,
         delay=0,
     )

@@ -199,13 +199,10 @@ def curve_remark(runs: list[Run]) -> list[str]:
 def report(runs: list[Run], results: Results, default_target: str | None = None) -> list[Table | str]:
     """Return what ``compare`` prints, and ``--wait`` at its end: the verdict of each pair, the tables, notes, and where
     everything is stored. The command for a verdict names its target unless it is ``default_target``."""
-    by_group: dict[str, list[Run]] = {}
-    for run in runs:
-        by_group.setdefault(run.group, []).append(run)
-    groups = [group for sides in by_group.values() if (group := _judged(sides, results)).rows or group.damaged]
-    searches = [group for group in groups if is_search(group.rows)]
-    groups = [group for group in groups if group not in searches]
-    shown = [group for group in groups if group.rows]
+    every = groups(runs, results)
+    searches = [group for group in every if is_search(group.rows)]
+    others = [group for group in every if group not in searches]
+    shown = [group for group in others if group.rows]
     together = combined(shown)
     head = [f"{what}: {outcome.short}" for what, outcome in together] + [group.verdict for group in shown]
     parts: list[Table | str] = ["", Table([], [], _unfinished(runs), title=head)]
@@ -215,12 +212,20 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []
         parts += ["", *title, *tables(group.rows, group.found)]
     texts = [(what, note) for what, outcome in together for note in (outcome.basis, *outcome.far, *outcome.apart)]
-    texts += [(group.what if len(groups) > 1 and group.rows else "", note) for group in groups for note in notes(group)]
+    texts += [(group.what if len(others) > 1 and group.rows else "", note) for group in others for note in notes(group)]
     parts += ["", Table([], [], counted(texts, "pairs"))] if texts else []
     parts += dict.fromkeys(command for group in shown for command in commands(group, default_target))
-    if lines := waterfalls([outcome for group in groups for outcome in group.found]):
+    if lines := waterfalls([outcome for group in others for outcome in group.found]):
         parts += ["", Table([], [], lines)]
     return [*parts, "", *_places(runs, results)]
+
+
+def groups(runs: list[Run], results: Results) -> list[Group]:
+    """Return the groups of ``runs`` that have rows."""
+    by_group: dict[str, list[Run]] = {}
+    for run in runs:
+        by_group.setdefault(run.group, []).append(run)
+    return [group for sides in by_group.values() if (group := _judged(sides, results)).rows or group.damaged]
 
 
 def _judged(runs: list[Run], results: Results) -> Group:

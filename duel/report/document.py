@@ -2,7 +2,7 @@
 
 index.html      the whole report, for a browser
 ratios.csv      a line for each point
-figures/        SVG, PDF and tidy CSV of each figure; figures.py draws them again
+figures/        SVG, PDF and tidy CSV of each figure; figures.py and profile_figures.py draw them again
 tables/         ratios.tex and ratios.md
 report.md       the text of the page, with what artifact reviewers ask for
 croissant.json  metadata of the rows, in MLCommons' vocabulary
@@ -19,7 +19,18 @@ import pandas as pd
 
 from duel.errors import UserError
 from duel.files import write_atomically
-from duel.report import appendix, figure_data, figures, latex, markdown, page, points, prose
+from duel.report import (
+    appendix,
+    figure_data,
+    figures,
+    latex,
+    markdown,
+    page,
+    points,
+    profile_data,
+    profile_figures,
+    prose,
+)
 from duel.report.figure_data import Record
 from duel.report.records import Records
 
@@ -57,14 +68,18 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
 
 def _tables(sets: Sequence[Records]) -> dict[str, list[Record]]:
     """Return the tables of all sets together; that of devices is empty unless there are several."""
-    made = [figure_data.tables(records.found, records.curve) for records in sets]
+    made = [
+        figure_data.tables(records.found, records.curve) | profile_data.tables(profile_data.profiled(records))
+        for records in sets
+    ]
     tables = {name: [record for each in made for record in each[name]] for name in made[0]}
     names = {record["device_name"] for record in tables["ratios"]}
     return tables | {"devices": tables["ratios"] if len(names) > 1 else []}
 
 
 def _figures(tables: dict[str, list[Record]], folder: Path) -> None:
-    shutil.copyfile(str(figures.__file__), folder / "figures.py")
+    for script in (figures, profile_figures):
+        shutil.copy(str(script.__file__), folder)
     for name, records in tables.items():
         if not records:  # an earlier report may have had some
             for kind in ("csv", "svg", "pdf"):
@@ -75,4 +90,4 @@ def _figures(tables: dict[str, list[Record]], folder: Path) -> None:
         writer.writerow(records[0])
         writer.writerows(record.values() for record in records)  # all have the same keys in the same order
         write_atomically(folder / f"{name}.csv", text.getvalue())
-        figures.save(name, pd.DataFrame(records), folder)
+        figures.save(page.DRAW[name], pd.DataFrame(records), folder)

@@ -8,7 +8,7 @@ panels, which are drawn one below the other.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ PARTS = {"forward": 1.0, "backward": 0.65, "optimizer": 0.35}  # opacity
 
 Chart = Any  # from Altair, whose methods return types that depend on their arguments
 Panels = list[Chart]
+Draw = Any  # Callable[[pd.DataFrame], Panels], with the name that every function has
 
 
 def ratios(data: pd.DataFrame) -> Panels:
@@ -41,65 +42,65 @@ def ratios(data: pd.DataFrame) -> Panels:
     data = data.assign(kind=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
     tip = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "verdict")
     panels = []
-    for title, part in _split(data, "use_case"):
+    for title, part in split(data, "use_case"):
         once = part[part.session == 1]
-        x = _log_x("ratio", "JAX / PyTorch throughput (right of 1: JAX is faster)")
+        x = log_x("ratio", "JAX / PyTorch throughput (right of 1: JAX is faster)")
         color = alt.Color("kind:N", title=None).scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
-        lines = _lines(once).encode(yOffset=_below("mode"))
+        lines = by_point(once).encode(yOffset=below("mode"))
         band = pd.DataFrame({"low": [1 / EQUAL], "high": [EQUAL]})
         layers = [
             alt.Chart(band).mark_rect(opacity=0.1, color="gray").encode(x="low:Q", x2="high:Q"),
             lines.transform_calculate(below="1 / datum.floor").mark_bar(opacity=0.2, color="gray"),
             lines.mark_rule(opacity=0.5).encode(x="another_low:Q", x2="another_high:Q", color=color),
             lines.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q", color=color),
-            _lines(part)
+            by_point(part)
             .mark_tick(opacity=0.7, height=7)
-            .encode(x="session_ratio:Q", yOffset=_below("mode"), color=color),
+            .encode(x="session_ratio:Q", yOffset=below("mode"), color=color),
             lines.mark_point(size=45, filled=True, opacity=1).encode(
-                x=x, color=color, shape=_mode(), tooltip=_tip(*tip)
+                x=x, color=color, shape=_mode(), tooltip=tips(*tip)
             ),
         ]
         layers[1] = layers[1].encode(x="below:Q", x2="floor:Q")
-        panels.append(_panel([_one(), *layers], title, lines=2 * once.point.nunique()))
+        panels.append(panel([_one(), *layers], title, lines=2 * once.point.nunique()))
     return panels
 
 
 def devices(data: pd.DataFrame) -> Panels:
     """JAX / PyTorch on each device. Nothing is averaged over devices."""
     panels = []
-    for title, part in _split(_titled(data[data.session == 1], "use_case", "mode"), "title"):
-        base = _lines(part).encode(x=alt.X("device_name:N", title=None))
+    for title, part in split(titled(data[data.session == 1], "use_case", "mode"), "title"):
+        base = by_point(part).encode(x=alt.X("device_name:N", title=None))
         most = max(part.ratio.max(), 1 / part.ratio.min(), EQUAL)
         color = alt.Color("ratio:Q", title="JAX / PyTorch")
         color = color.scale(type="log", scheme="blueorange", reverse=True, domain=[1 / most, most])
-        cells = base.mark_rect().encode(color=color, tooltip=_tip("device_name", "ratio", "low", "high", "verdict"))
+        cells = base.mark_rect().encode(color=color, tooltip=tips("device_name", "ratio", "low", "high", "verdict"))
         numbers = base.mark_text(color="black").encode(text=alt.Text("ratio:Q", format=".2f"))
-        panels.append(_panel([cells, numbers], title, lines=2 * part.point.nunique()))
+        panels.append(panel([cells, numbers], title, lines=2 * part.point.nunique()))
     return panels
 
 
 def itself(data: pd.DataFrame) -> Panels:
     """JAX against itself and PyTorch against itself, with the same intervals: how far to trust the other ratios."""
     panels = []
-    for title, part in _split(_titled(data, "use_case", "mode"), "title"):
-        lines = _lines(part).encode(yOffset=_below("framework"), color=_color())
-        x = _log_x("ratio", "throughput of a framework / itself")
+    for title, part in split(titled(data, "use_case", "mode"), "title"):
+        lines = by_point(part).encode(yOffset=below("framework"), color=sides())
+        x = log_x("ratio", "throughput of a framework / itself")
         rules = lines.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
-        points = lines.mark_point(filled=True, opacity=1).encode(x=x, tooltip=_tip("framework", "ratio", "low", "high"))
-        panels.append(_panel([_one(), rules, points], title, lines=2 * part.point.nunique()))
+        points = lines.mark_point(filled=True, opacity=1).encode(x=x, tooltip=tips("framework", "ratio", "low", "high"))
+        panels.append(panel([_one(), rules, points], title, lines=2 * part.point.nunique()))
     return panels
 
 
 def throughput(data: pd.DataFrame) -> Panels:
     """Throughput against batch size; points with a single batch size are in separate panels."""
-    data = _titled(data[data.devices == 1], "what", "use_case")
+    data = titled(data[data.devices == 1], "what", "use_case")
     several = data.groupby("title").batch_size.transform("nunique") > 1
     panels = []
-    for title, part in _split(data[several], "title"):
+    for title, part in split(data[several], "title"):
         y = alt.Y("throughput:Q", title=part.unit.iloc[0]).scale(type="log")
-        lines = alt.Chart(part).mark_line(point=True).encode(x=_batch(), y=y, color=_color())
+        lines = alt.Chart(part).mark_line(point=True).encode(x=_batch(), y=y, color=sides())
         dash = alt.StrokeDash("mode:N", title=None)
-        panels.append(_panel([lines.encode(strokeDash=dash, tooltip=_tip("framework", "throughput", "unit"))], title))
+        panels.append(panel([lines.encode(strokeDash=dash, tooltip=tips("framework", "throughput", "unit"))], title))
     return panels + _dots(data[~several], "throughput", "items per second", ("framework", "throughput", "unit"))
 
 
@@ -113,15 +114,15 @@ def latency(data: pd.DataFrame) -> Panels:
         columns="percentile",
         values="milliseconds",
     )
-    data = _titled(data.reset_index(), "what", "mode")
+    data = titled(data.reset_index(), "what", "mode")
     known = [name for name in ("p50", "p95", "p99") if name in data]
     several = data.groupby("title").batch_size.transform("nunique") > 1
     panels = []
-    for title, part in _split(data[several], "title"):
-        base = alt.Chart(part).encode(x=_batch(), color=_color())
+    for title, part in split(data[several], "title"):
+        base = alt.Chart(part).encode(x=_batch(), color=sides())
         y = alt.Y("p50:Q", title="ms per call").scale(type="log")
-        lines = base.mark_line(point=True).encode(y=y, tooltip=_tip("framework", *known))
-        panels.append(_panel([base.mark_area(opacity=0.2).encode(y="p50:Q", y2="p95:Q"), lines], title))
+        lines = base.mark_line(point=True).encode(y=y, tooltip=tips("framework", *known))
+        panels.append(panel([base.mark_area(opacity=0.2).encode(y="p50:Q", y2="p95:Q"), lines], title))
     return panels + _dots(data[~several], "p50", "ms per call, median", ("framework", *known))
 
 
@@ -129,12 +130,12 @@ def scaling(data: pd.DataFrame) -> Panels:
     """Throughput on several devices, labelled with the efficiency relative to one device."""
     data = data.assign(label=data.efficiency.map("{:.0%}".format, na_action="ignore"))
     panels = []
-    for title, part in _split(_titled(data, "what", "use_case", "scaling", "mode"), "title"):
+    for title, part in split(titled(data, "what", "use_case", "scaling", "mode"), "title"):
         y = alt.Y("throughput:Q", title=part.unit.iloc[0])
         side = alt.XOffset("framework:N", sort="ascending")
         base = alt.Chart(part).encode(x=alt.X("devices:O"), xOffset=side, y=y)
-        bars = base.mark_bar().encode(color=_color(), tooltip=_tip("framework", "throughput", "efficiency"))
-        panels.append(_panel([bars, base.mark_text(dy=-6).encode(text="label:N")], title))
+        bars = base.mark_bar().encode(color=sides(), tooltip=tips("framework", "throughput", "efficiency"))
+        panels.append(panel([bars, base.mark_text(dy=-6).encode(text="label:N")], title))
     return panels
 
 
@@ -152,12 +153,12 @@ def parts(data: pd.DataFrame) -> Panels:
     slower = total.groupby(data.id).transform("max")
     data = data.assign(share=data.milliseconds / slower, order=data.part.map(list(PARTS).index))
     panels = []
-    for title, part in _split(_titled(data, "use_case", "mode"), "title"):
+    for title, part in split(titled(data, "use_case", "mode"), "title"):
         opacity = alt.Opacity("part:O", title=None).scale(domain=list(PARTS), range=list(PARTS.values()))
         x = alt.X("share:Q", title="time of a step, relative to the slower side").stack("zero")
-        bars = _lines(part).mark_bar().encode(x=x, yOffset=_below("framework"), color=_color(), opacity=opacity)
-        bars = bars.encode(order="order:Q", tooltip=_tip("framework", "part", "milliseconds"))
-        panels.append(_panel([bars], title, lines=2 * part.point.nunique()))
+        bars = by_point(part).mark_bar().encode(x=x, yOffset=below("framework"), color=sides(), opacity=opacity)
+        bars = bars.encode(order="order:Q", tooltip=tips("framework", "part", "milliseconds"))
+        panels.append(panel([bars], title, lines=2 * part.point.nunique()))
     return panels
 
 
@@ -177,59 +178,59 @@ def roofline(data: pd.DataFrame) -> Panels:
     Circles are default, diamonds tuned.
     """
     panels = []
-    for title, part in _split(_titled(data, "device_name", "precision"), "title"):
+    for title, part in split(titled(data, "device_name", "precision"), "title"):
         product, copy = part.product_flops_per_second.median(), part.copy_bytes_per_second.median()
         ends = [part.flops_per_byte.min() / 2, product / copy, max(part.flops_per_byte.max(), product / copy) * 2]
         roof = pd.DataFrame({"flops_per_byte": ends, "flops_per_second": [min(product, copy * end) for end in ends]})
-        x = _log_x("flops_per_byte", "FLOP per byte")
+        x = log_x("flops_per_byte", "FLOP per byte")
         y = alt.Y("flops_per_second:Q", title="FLOP/s").scale(type="log").axis(format=".0e")
-        points = alt.Chart(part).mark_point(filled=True, opacity=0.8).encode(x=x, y=y, color=_color(), shape=_mode())
-        points = points.encode(tooltip=_tip("framework", "flops_per_second", "flops_per_byte"))
-        panels.append(_panel([alt.Chart(roof).mark_line().encode(x=x, y=y), points], title))
+        points = alt.Chart(part).mark_point(filled=True, opacity=0.8).encode(x=x, y=y, color=sides(), shape=_mode())
+        points = points.encode(tooltip=tips("framework", "flops_per_second", "flops_per_byte"))
+        panels.append(panel([alt.Chart(roof).mark_line().encode(x=x, y=y), points], title))
     return panels
 
 
 def switches(data: pd.DataFrame) -> Panels:
     """The factor by which each switch between default and tuned changes JAX / PyTorch."""
     panels = []
-    for title, part in _split(_titled(data, "use_case", "point"), "title"):
+    for title, part in split(titled(data, "use_case", "point"), "title"):
         y = alt.Y("switch:N", sort=None, title=None)
-        lines = alt.Chart(part).encode(y=y, yOffset=_below("order"), color=alt.Color("order:N", title=None))
+        lines = alt.Chart(part).encode(y=y, yOffset=below("order"), color=alt.Color("order:N", title=None))
         rules = lines.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
-        points = lines.mark_point(filled=True, opacity=1).encode(x=_log_x("factor", "change in JAX / PyTorch (factor)"))
-        points = points.encode(tooltip=_tip("switch", "order", "factor", "low", "high"))
-        panels.append(_panel([_one(), rules, points], title, lines=2 * part.switch.nunique()))
+        points = lines.mark_point(filled=True, opacity=1).encode(x=log_x("factor", "change in JAX / PyTorch (factor)"))
+        points = points.encode(tooltip=tips("switch", "order", "factor", "low", "high"))
+        panels.append(panel([_one(), rules, points], title, lines=2 * part.switch.nunique()))
     return panels
 
 
 def training(data: pd.DataFrame) -> Panels:
     """Training loss of both sides over the timed steps, and accuracy on held-out data if the data are real."""
     panels = []
-    for title, part in _split(_titled(data, "point", "mode"), "title"):
+    for title, part in split(titled(data, "point", "mode"), "title"):
         found = part.groupby("framework").accuracy.first().dropna()
         accuracy = "".join(f"; held-out accuracy of {name} {value:.3f}" for name, value in found.items())
         y = alt.Y("loss:Q", title="training loss").scale(type="log" if (part.loss > 0).all() else "linear")
         curves = part[["framework", "step", "loss"]]
-        panels.append(_panel([alt.Chart(curves).mark_line().encode(x="step:Q", y=y, color=_color())], title + accuracy))
+        panels.append(panel([alt.Chart(curves).mark_line().encode(x="step:Q", y=y, color=sides())], title + accuracy))
     return panels
 
 
 def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> Panels:
     """Draw a line for each point, a dot on it for each framework, and after them the ``label``, if any."""
     panels = []
-    for name, part in _split(_titled(data, "use_case", "mode"), "title"):
-        lines = _lines(part)
-        dots = lines.mark_point(filled=True, opacity=1, size=50).encode(x=_log_x(column, title), color=_color())
-        layers = [dots.encode(tooltip=_tip(*tip))]
+    for name, part in split(titled(data, "use_case", "mode"), "title"):
+        lines = by_point(part)
+        dots = lines.mark_point(filled=True, opacity=1, size=50).encode(x=log_x(column, title), color=sides())
+        layers = [dots.encode(tooltip=tips(*tip))]
         if "label" in part and part.label.notna().any():
             last = part.loc[part.groupby("id")[column].idxmax()]
-            text = _lines(last[last.label.notna()]).mark_text(align="left", dx=8)
+            text = by_point(last[last.label.notna()]).mark_text(align="left", dx=8)
             layers.append(text.encode(x=f"{column}:Q", text="label:N"))
-        panels.append(_panel(layers, name, lines=part.point.nunique()))
+        panels.append(panel(layers, name, lines=part.point.nunique()))
     return panels
 
 
-def _titled(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
+def titled(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """Add ``columns``, joined, as ``title``; ``what`` is a benchmark with its size, precision and product."""
     product = data["product"].fillna("") if "product" in data else ""
     texts = (
@@ -243,7 +244,7 @@ def _titled(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return data.assign(title=title)
 
 
-def _split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+def split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the parts of ``data`` by ``column`` in order of first appearance, without what no panel shows."""
     shown = data.drop(columns=["benchmark", "size", "product", "scaling"], errors="ignore")
     for name in dict.fromkeys(data[column]):
@@ -251,12 +252,12 @@ def _split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]
         yield name, part[part.point.isin(list(dict.fromkeys(part.point))[:MOST])]
 
 
-def _lines(data: pd.DataFrame) -> Chart:
+def by_point(data: pd.DataFrame) -> Chart:
     """Return a chart with a line for each point, in their order."""
     return alt.Chart(data).encode(y=alt.Y("point:N", sort=None, title=None))
 
 
-def _below(column: str) -> alt.YOffset:
+def below(column: str) -> alt.YOffset:
     """Place the values of ``column`` one below the other within a line."""
     return alt.YOffset(f"{column}:N", sort="ascending")
 
@@ -266,7 +267,7 @@ def _one() -> Chart:
     return alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[3, 3]).encode(x="one:Q")
 
 
-def _log_x(column: str, title: str) -> alt.X:
+def log_x(column: str, title: str) -> alt.X:
     return alt.X(f"{column}:Q", title=title).scale(type="log", nice=False, padding=12)
 
 
@@ -274,7 +275,7 @@ def _batch() -> alt.X:
     return alt.X("batch_size:Q", title="batch size").scale(type="log", base=2)
 
 
-def _color() -> alt.Color:
+def sides() -> alt.Color:
     return alt.Color("framework:N", title=None).scale(domain=list(FRAMEWORKS), range=list(FRAMEWORKS.values()))
 
 
@@ -282,12 +283,12 @@ def _mode() -> alt.Shape:
     return alt.Shape("mode:N", legend=None).scale(domain=["default", "tuned"], range=["circle", "diamond"])
 
 
-def _tip(*columns: str) -> list[str]:
+def tips(*columns: str) -> list[str]:
     """Return the columns of a tooltip."""
     return ["point:N", "mode:N", *columns]
 
 
-def _panel(layers: list[Chart], title: str, lines: int = 0) -> Chart:
+def panel(layers: list[Chart], title: str, lines: int = 0) -> Chart:
     """Stack ``layers`` in a panel high enough for so many ``lines``."""
     return alt.layer(*layers).properties(title=title, width=WIDTH, height=max(4 * LINE, LINE * lines) if lines else 220)
 
@@ -308,7 +309,7 @@ def whole(panels: Panels) -> Chart:
     return theme(alt.vconcat(*panels).resolve_scale(color="independent"))
 
 
-DRAW: dict[str, Callable[[pd.DataFrame], Panels]] = {
+DRAW: dict[str, Draw] = {
     draw.__name__: draw
     for draw in (
         *(ratios, devices, itself, throughput, latency, scaling, start, parts),
@@ -317,22 +318,22 @@ DRAW: dict[str, Callable[[pd.DataFrame], Panels]] = {
 }
 
 
-def save(name: str, data: pd.DataFrame, folder: Path) -> None:
-    """Write the figure ``name`` as SVG and PDF; do nothing if there is nothing to show."""
-    panels = DRAW[name](data)
+def save(draw: Draw, data: pd.DataFrame, folder: Path) -> None:
+    """Write a figure as SVG and PDF; do nothing if there is nothing to show."""
+    panels = draw(data)
     if panels:
-        drawn = folder / f"{name}.svg"
+        drawn = folder / f"{draw.__name__}.svg"
         whole(panels).save(str(drawn))
         drawn.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(drawn.read_text()))
 
 
-def main(names: list[str]) -> None:
-    here = Path(__file__).parent
-    for name in names or DRAW:
+def main(figures: dict[str, Draw]) -> None:
+    here, names = Path(__file__).parent, sys.argv[1:]
+    for name in names or figures:
         source = here / f"{name}.csv"
         if source.exists() or names:
-            save(name, pd.read_csv(source), here)
+            save(figures[name], pd.read_csv(source), here)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(DRAW)

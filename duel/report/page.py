@@ -15,7 +15,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from duel import ROOT
-from duel.report import figures, markdown, prose
+from duel.report import figures, markdown, profile_figures, prose
 from duel.report.command import again
 from duel.report.figure_data import Record, anchor, label, work
 from duel.report.pairs import Outcome, Session
@@ -38,7 +38,9 @@ HOW = {
     "roofline": "python main.py --benchmark mnist --use_case 1 --paired",
     "switches": "python main.py --benchmark mnist --use_case 1 --paired --mode waterfall",
     "training": "python main.py --benchmark mnist --use_case 1 --paired",
+    **dict.fromkeys(profile_figures.DRAW, "python main.py --benchmark mnist --use_case 1 --paired --profile"),
 }
+DRAW = figures.DRAW | profile_figures.DRAW
 
 
 def html(
@@ -95,7 +97,7 @@ def _environment() -> Environment:
 
 
 def _figure(name: str, records: list[Record]) -> dict[str, Any]:
-    draw = figures.DRAW[name]
+    draw = DRAW[name]
     caption = " ".join((draw.__doc__ or "").split())
     panels = []
     for number, panel in enumerate(draw(pd.DataFrame(records)) if records else []):

@@ -7,7 +7,7 @@ from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.modes import DEFAULT, MODES, TUNED
-from duel.report import appendix
+from duel.report import appendix, profile_data
 from duel.report.figure_data import label, work
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED
 from duel.report.points import Line, by_mode, told_of_itself
@@ -27,8 +27,13 @@ TITLES = {
     "roofline": "Roofline",
     "switches": "Switches",
     "training": "Training loss",
+    "kinds": "Kinds of work",
+    "modules": "Modules of the model",
+    "roofs": "Roofline of kinds of work",
+    "timeline": "A step in time",
 }
 GAIN = 1.1  # of 'tuned' over 'default', above which it is worth a sentence
+NO_PROFILE = "No point was profiled; --profile does it."
 NO_ADVICE = "None: no point was measured over three sessions."
 METHOD = """
 Each point is measured in pairs: a process of JAX and one of PyTorch, one after the other on the same device, in the
@@ -148,9 +153,11 @@ def sections(sets: Sequence[Records]) -> list[dict[str, Any]]:
         if any(line.use_case == use_case.name for records in sets for line in records.lines)
     )
     advice = recommendations([line for records in sets for line in records.lines])
+    why = [text for records in sets for text in profile_data.sentences(profile_data.profiled(records))]
     method = [METHOD, f"Use cases: {use_cases}."]
     return [
         {"id": "method", "title": "Method", "paragraphs": method},
+        {"id": "why", "title": "Why", "paragraphs": why or [NO_PROFILE]},
         {"id": "recommendations", "title": "Recommendations", "paragraphs": advice or [NO_ADVICE]},
         {"id": "limits", "title": "Limits", "paragraphs": [LIMITS]},
         {"id": "references", "title": "References", "paragraphs": [REFERENCES]},

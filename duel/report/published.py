@@ -3,7 +3,7 @@
 results.csv     the rows, with the columns of results/results.csv
 ratios.csv      a line for each point: the outcome of its sessions (duel.report.points), from which all tables are made
 runs/<run>/     samples.jsonl: every timed block of each row with its conditions, and every call; the run's
-                environment.json and script.sh, without the checkout's path
+                environment.json and script.sh, without the checkout's path; the profiles of its rows, if any
 parity/         the certificates that the rows rest on
 README.md       a table of everything; 'make golden' puts a short one into the repository's README.md
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
-from duel import ROOT, certificate
+from duel import ROOT, certificate, profile
 from duel.catalogue import CLAIM_PAIRS, PRESETS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
@@ -135,12 +135,16 @@ def _unfit(outcome: Outcome, device: str | None, results: Results) -> str:
 
 
 def _keep(run_id: str, rows: list[Row], results: Results, folder: Path) -> None:
-    """Keep every sample of the ``rows`` of a run, its environment and its script, if its folder is still here."""
+    """Keep every sample of the ``rows`` of a run, their profiles, its environment and its script, if they are here."""
     run = results.run(run_id)
     folder.mkdir(parents=True, exist_ok=True)
     if events := run.events()[0]:
         lines = [json.dumps({"row": row.row} | _samples(events, row.row or 0)) for row in rows]
         (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    for row in rows:
+        if (source := profile.path(run.folder, row.row or 0)).exists():
+            (folder / "profiles").mkdir(exist_ok=True)
+            shutil.copyfile(source, profile.path(folder, row.row or 0))
     for name in KEPT:
         if (run.folder / name).exists():
             (folder / name).write_text((run.folder / name).read_text().replace(str(ROOT), "."))

@@ -1,0 +1,231 @@
+"""What ``explain`` prints of profiled pairs: where the time goes on both sides, and the largest shares in sentences."""
+
+import math
+import os
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+
+from duel import kinds, profile
+from duel.errors import UserError
+from duel.modes import DEFAULT
+from duel.record import CELL
+from duel.report import compare, reproduction
+from duel.report.shares import Explained, Share, explained, place, remedy
+from duel.results import Results, Run
+from duel.terminal import Table
+
+MOST_NAMED = 3  # shares that have a sentence, and compilations that are listed
+SMALL = 0.01  # of a step: parts that take less on both sides are added up
+MOST_MODULES = 12
+TELLING = 1.1  # a ratio whose difference is worth dividing by percents
+SIDES = ("JAX", "PyTorch")
+
+
+def _explained(runs: list[Run], results: Results) -> list[Explained]:
+    """Return the points of ``runs`` that were profiled. Raises UserError if there are none."""
+    found = [explained(one, results.folder) for group in compare.groups(runs, results) for one in group.found]
+    found = [one for one in found if one.pairs or one.missing]
+    if not found:
+        raise UserError(
+            "none of these runs was profiled; --profile does it, as in "
+            "'python main.py --benchmark mnist --use_case 1 --paired --profile --wait'"
+        )
+    return found
+
+
+def report(runs: list[Run], results: Results) -> list[Table | str]:
+    """Return the explanation of each point of ``runs``. Raises UserError if nothing there was profiled."""
+    found = _explained(runs, results)
+    parts: list[Table | str] = []
+    for one in found:
+        parts += ["", *one.missing, *(explanation(one) if one.pairs else [])]
+    if lines := switched([one for one in found if one.pairs]):
+        parts += ["", Table([], [], lines, title=["what modes change"])]
+    return [*parts, "", *_traces(runs)]
+
+
+def switched(found: Sequence[Explained]) -> list[str]:
+    """Return which kinds of work each mode changes, against the mode that it begins with, or default."""
+    points: dict[tuple[object, ...], dict[str, Explained]] = {}
+    for one in found:
+        point = tuple(getattr(one.outcome.row, name) for name in CELL if name not in ("framework", "mode"))
+        points.setdefault(point, {})[str(one.outcome.row.mode)] = one
+    lines = []
+    for modes in points.values():
+        for mode, after in modes.items():
+            base = re.split("[+-]", mode)[0]
+            before = modes.get(DEFAULT if base == mode else base)
+            if before is not None and before is not after:
+                lines += [text for side in (0, 1) if (text := _change(before, after, side))]
+    return lines
+
+
+def _change(before: Explained, after: Explained, side: int) -> str:
+    """Return what differs between the steps of one side in two modes; empty if its switches are the same."""
+    rows = [one.pairs[0][side][0] for one in (before, after)]
+    if rows[0].switches == rows[1].switches:
+        return ""
+    divided = [one.divided(lambda part: part.kind) for one in (before, after)]
+    seconds = [{share.name: share.seconds[side] for share in shares} for shares in divided]
+    changes = {kind: seconds[1].get(kind, 0.0) - seconds[0].get(kind, 0.0) for kind in {**seconds[0], **seconds[1]}}
+    largest = sorted(changes, key=lambda kind: -abs(changes[kind]))[:MOST_NAMED]
+    said = ", ".join(f"{kind} {'+' if changes[kind] > 0 else '-'}{_seconds(abs(changes[kind]))}" for kind in largest)
+    steps = " to ".join(_seconds(one.steps[side]) for one in (before, after))
+    return f"{after.outcome.benchmark}, {SIDES[side]}, {rows[0].mode} to {rows[1].mode}: step {steps}; {said}"
+
+
+def reproduce(runs: list[Run], results: Results, here: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Write the largest share of each point as two scripts, and run them if ``here`` has its target's interpreters.
+
+    Return what they show. Raises UserError if none can be repeated alone.
+    """
+    lines = []
+    for one in _explained(runs, results):
+        if not one.pairs or one.outcome.barred:
+            continue
+        found = reproduction.largest(one)
+        row = one.outcome.row
+        folder = profile.path(results.run(str(row.run_id)).folder, row.row or 0).parent / reproduction.folder(found)
+        scripts = reproduction.write(one, found, folder)
+        lines += [f"reproduction {os.path.relpath(script)}" for script in scripts.values()]
+        if pythons := here.get(str(row.target)):
+            lines.append(reproduction.verdict(found, reproduction.run(scripts, pythons)))
+        else:
+            lines.append(f"target {row.target} is not this machine: run both on one of its nodes")
+    return lines
+
+
+def explanation(one: Explained) -> list[Table | str]:
+    """Return what is printed of a point with profiles."""
+    row = one.outcome.row
+    head = f"{one.outcome.benchmark}, {one.outcome.use_case}, batch size {row.batch_size}, mode {row.mode}"
+    jax, pytorch = one.steps
+    said = f"a step takes {_seconds(jax)} in JAX, {_seconds(pytorch)} in PyTorch: JAX / PyTorch {math.exp(one.log):.3f}"
+    if one.outcome.barred:
+        return [Table([], [], [f"nothing to explain: {one.outcome.why}"], title=[head])]
+    by_kind = one.divided(lambda part: part.kind)
+    by_module = one.divided(place)
+    parts: list[Table | str] = [
+        _table(one, by_kind, "kind of work", [head, said]),
+        "",
+        _table(one, by_module[:MOST_MODULES], "module", []),
+        "",
+    ]
+    parts += [_roofs(one, by_kind), "", _memory(one), ""]
+    numbered = [f"{number}. {text}" for number, text in enumerate(sentences(one), 1)]
+    return [*parts, Table([], [], [*numbered, *_basis(one)])]
+
+
+def sentences(one: Explained) -> list[str]:
+    """Return the largest shares of the difference, a sentence each."""
+    each = one.divided(lambda part: f"{part.kind}|{place(part)}|{part.stage}")
+    return [_sentence(one, share, each) for share in one.divided(lambda part: part.kind)[:MOST_NAMED]]
+
+
+def _sentence(one: Explained, share: Share, each: Sequence[Share]) -> str:
+    """Return a share in one sentence: what it costs, where most of it is, and what may change it."""
+    text = f"{share.name.capitalize()}: {_both(share)}{_of_difference(share, one.log)}"
+    places = [part for part in each if part.name.startswith(f"{share.name}|") and part.log * share.log > 0]
+    if places and share.name != kinds.IDLE:
+        _, module, stage = places[0].name.split("|")
+        text += f"; most of it in {module}{f', {stage}' if stage else ''} ({_both(places[0])})"
+    slow = one.pairs[0][share.slower][0]
+    mode = remedy(share.name, slow)
+    may = f"In {slow.framework}, --mode {mode} may change it." if mode else "No switch is known to change it."
+    return f"{text}. {may}"
+
+
+def _of_difference(share: Share, whole: float) -> str:
+    return f", {share.log / whole:.0%} of the difference" if abs(whole) > math.log(TELLING) else ""
+
+
+def _both(share: Share) -> str:
+    return f"{_seconds(share.seconds[0])} in JAX, {_seconds(share.seconds[1])} in PyTorch"
+
+
+def _basis(one: Explained) -> list[str]:
+    """Return how far the explanation can be trusted."""
+    lines = [f"{one.share:.1%} of the difference is of known kinds; {len(one.pairs)} of {len(one.outcome.pairs)} pairs"]
+    for side, name in enumerate(SIDES):
+        rows, found = zip(*(pair[side] for pair in one.pairs), strict=True)
+        known = statistics.fmean(each.explained for each in found)
+        slow = statistics.fmean(each.traced_seconds / each.step_seconds for each in found)
+        apart = statistics.fmean(
+            each.step_seconds / (row.step_seconds_p50 or math.nan) for row, each in zip(rows, found, strict=True)
+        )
+        lines.append(
+            f"{name}: {known:.1%} of the time is of known kinds; the profiled process took {apart:.2f} times the "
+            f"row's step, and {slow:.2f} times that while it was traced; {found[0].proof}"
+        )
+        unknown = {operation: seconds for each in found for operation, seconds in each.unknown.items()}
+        if unknown:
+            longest = sorted(unknown, key=lambda operation: -unknown[operation])[:5]
+            lines.append(f"{name}: of no known kind: {', '.join(longest)}")
+        lines += dict.fromkeys(f"{name}: {note}" for each in found for note in (_compiled(each), *each.notes) if note)
+    return lines
+
+
+def _roofs(one: Explained, shares: Sequence[Share]) -> Table:
+    """Return which ceiling bounds each kind of work, and how much of it is reached."""
+    lines = [[share.name, *one.roofs(share.name)] for share in shares]
+    title = ["bound by the machine's ceiling for matrix products (compute) or copies (memory), and its share of that"]
+    return Table(["kind of work", *SIDES], [line for line in lines if any(line[1:])], right=(1, 2), title=title)
+
+
+def _memory(one: Explained) -> Table:
+    """Return what memory is for on both sides."""
+    both = [found.memory for _, found in one.pairs[0]]
+    lines = [[name, *(_mebibytes(side.get(name)) for side in both)] for name in profile.MEMORY]
+    title = ["memory; gradients and activations are among the temporaries"]
+    return Table(["MiB", *SIDES], [line for line in lines if any(line[1:])], right=(1, 2), title=title)
+
+
+def _mebibytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**20:.3g}"
+
+
+def _compiled(found: profile.Profile) -> str:
+    """Return how long what took longest took to compile, by phase; empty if nothing was compiled."""
+    texts = [
+        f"{one.name} {sum(one.seconds.values()):.2g} s ({', '.join(f'{k} {v:.2g}' for k, v in one.seconds.items())})"
+        for one in found.programs[:MOST_NAMED]
+    ]
+    return f"longest compilations: {'; '.join(texts)}" if texts else ""
+
+
+def _table(one: Explained, shares: Sequence[Share], head: str, title: Sequence[str]) -> Table:
+    """Return the ``shares`` of a ratio, small ones together."""
+    small = [s for s in shares if all(part < SMALL * step for part, step in zip(s.seconds, one.steps, strict=True))]
+    lines = [_line(share, one.log) for share in shares if share not in small]
+    if small:
+        rest = Share(
+            f"{len(small)} others",
+            (sum(s.seconds[0] for s in small), sum(s.seconds[1] for s in small)),
+            [sum(logs) for logs in zip(*(s.logs for s in small), strict=True)],
+        )
+        lines.append(_line(rest, one.log))
+    columns = [head, *SIDES, "x JAX / PyTorch", "of the difference"]
+    return Table(columns, lines, right=(1, 2, 3, 4), title=title)
+
+
+def _line(share: Share, whole: float) -> list[str]:
+    factor = share.factor
+    said = f"{math.exp(share.log):.3f}" + (f" [{factor.low:.3f}, {factor.high:.3f}]" if factor else "")
+    part = _of_difference(share, whole).strip(", ").partition(" ")[0]
+    return [share.name, *(_seconds(each) for each in share.seconds), said, part]
+
+
+def _seconds(seconds: float) -> str:
+    if not seconds:
+        return "-"
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _traces(runs: Sequence[Run]) -> list[str]:
+    """Return where the traces are and what shows them."""
+    folders = [profile.path(run.folder, 0).parent for run in runs]
+    places = [f"traces       {os.path.relpath(folder)}" for folder in folders if folder.is_dir()]
+    return [*places, "ui.perfetto.dev opens *.json.gz of either side; TensorBoard's profile plugin reads JAX's folders"]

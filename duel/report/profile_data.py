@@ -1,0 +1,82 @@
+"""The tidy tables behind a report's figures of where the time goes, and its sentences on why; from profiled pairs."""
+
+from collections.abc import Iterator, Sequence
+
+from duel import kinds
+from duel.catalogue import FRAMEWORKS
+from duel.report import explain
+from duel.report.figure_data import Record, label, point, work
+from duel.report.points import Line
+from duel.report.records import Records
+from duel.report.shares import WHOLE, Explained, explained, place
+
+MODULES = 12  # that are drawn of a point: those that differ most
+TIMELINES = 6  # points whose steps are drawn
+
+Found = list[tuple[Explained, Line]]
+
+
+def profiled(records: Records) -> Found:
+    """Return the points of which there are profiles."""
+    found = [(explained(outcome, records.folder), line) for outcome, line in records.found if outcome.shown]
+    return [(one, line) for one, line in found if one.pairs]
+
+
+def tables(found: Found) -> dict[str, list[Record]]:
+    """Return the table of each figure by name; it may be empty."""
+    named = [(one, point(line)) for one, line in found]
+    return {
+        "kinds": [base | record for one, base in named for record in _kinds(one)],
+        "modules": [base | record for one, base in named for record in _modules(one)],
+        "roofs": [base | record for one, base in named for record in _roofs(one)],
+        "timeline": [base | record for one, base in named[:TIMELINES] for record in _timeline(one)],
+    }
+
+
+def sentences(found: Sequence[tuple[Explained, Line]]) -> list[str]:
+    """Return the largest shares of each point."""
+    return [
+        f"{line.device_name}, {work(line)}, {label(line)}, {line.mode}: {' '.join(explain.sentences(one))} "
+        f"{one.share:.0%} of the difference is of known kinds."
+        for one, line in found
+    ]
+
+
+def _kinds(one: Explained) -> Iterator[Record]:
+    order = {kind: place for place, kind in enumerate((*kinds.ORDER, kinds.IDLE))}
+    for share in sorted(one.divided(lambda part: part.kind), key=lambda share: order[share.name]):
+        for framework, seconds in zip(FRAMEWORKS, share.seconds, strict=True):
+            yield {"framework": framework, "kind": share.name, "milliseconds": 1e3 * seconds}
+
+
+def _modules(one: Explained) -> Iterator[Record]:
+    for share in one.divided(place)[:MODULES]:
+        for framework, seconds in zip(FRAMEWORKS, share.seconds, strict=True):
+            if seconds:
+                yield {"framework": framework, "module": share.name, "milliseconds": 1e3 * seconds}
+
+
+def _roofs(one: Explained) -> Iterator[Record]:
+    """Yield the FLOP/s of each kind of work that has FLOP, and the ceilings of the machine."""
+    rate, bandwidth = one.ceilings
+    for kind in kinds.ORDER:
+        for framework, (seconds, flops, moved) in zip(FRAMEWORKS, one.work(kind), strict=True):
+            if seconds and flops and moved and rate and bandwidth:
+                found = {"framework": framework, "kind": kind, "flops_per_second": flops / seconds}
+                found |= {"flops_per_byte": flops / moved, "product_flops_per_second": rate}
+                yield found | {"copy_bytes_per_second": bandwidth}
+
+
+def _timeline(one: Explained) -> Iterator[Record]:
+    """Yield the longest kernels of a step, those that run at the same time in different lanes."""
+    for _, found in one.pairs[0]:
+        ends: list[float] = []
+        for bar in found.timeline:
+            lane = next((place for place, end in enumerate(ends) if end <= bar.begin), len(ends))
+            ends[lane : lane + 1] = [bar.end]
+            times = {"begin": bar.begin / 1e3, "end": bar.end / 1e3}
+            yield (
+                {"framework": found.framework, "lane": f"{found.framework} {lane}", "kind": bar.kind}
+                | times
+                | {"module": bar.module or WHOLE}
+            )

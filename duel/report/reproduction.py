@@ -1,0 +1,129 @@
+"""A minimal reproduction of a share: the operation alone, as one script for each framework, without Duel."""
+
+import math
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from duel import ROOT, kinds
+from duel.catalogue import FRAMEWORKS
+from duel.errors import UserError
+from duel.files import write_atomically
+from duel.profile import Layer
+from duel.report.shares import Explained, Share
+from duel.switches import ON
+
+BLOCK_SECONDS, SECONDS = 0.05, 2.0
+LONGEST = 600.0  # seconds for a script
+# The kinds of layers that do a kind of work.
+REPEATED = {
+    kinds.DEPTHWISE: ("convolution",),
+    kinds.CONVOLUTION: ("convolution",),
+    kinds.NORMS: ("batch norm", "layer norm"),
+    kinds.PRODUCT: ("linear",),
+    kinds.MOVES: ("sum over edges",),
+}
+PRECISIONS = {"jax": {"fp32": '"highest"', "tf32": '"tensorfloat32"'}, "pytorch": {"fp32": "ieee", "tf32": "tf32"}}
+CODE = {"jax": "jax.hlo.txt", "pytorch": "pytorch.inductor.txt"}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The part of a step that is repeated: of one kind, in one module, forward or backward."""
+
+    share: Share
+    kind: str
+    module: str
+    backward: bool
+    layer: Layer
+
+    @property
+    def title(self) -> str:
+        text = f"{self.kind} of {self.module}, {'forward and backward' if self.backward else 'forward'}"
+        return text[0].upper() + text[1:]
+
+
+def largest(one: Explained) -> Reproduction:
+    """Return the largest part of the difference that can be repeated alone. Raises UserError if none can."""
+    layers = one.pairs[0][1][1].layers
+    for share in one.divided(lambda part: f"{part.kind}|{part.module}"):
+        kind, module = share.name.split("|")
+        layer = layers.get(module)
+        if layer is not None and layer.kind in REPEATED.get(kind, ()):
+            return Reproduction(share, kind, module, _trains(one), layer)
+    raise UserError(
+        f"{one.outcome.benchmark}, {one.outcome.use_case}: nothing of the difference can be repeated alone; "
+        f"valid: {', '.join(REPEATED)} of a layer, in training or inference"
+    )
+
+
+def _trains(one: Explained) -> bool:
+    return any(part.stage == "backward" for part in one.pairs[0][0][1].parts)
+
+
+def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
+    """Write both scripts into ``folder`` and return them by framework. Raises UserError for other precisions."""
+    rows = dict(zip(FRAMEWORKS, (row for row, _ in one.pairs[0]), strict=True))
+    precision = str(one.outcome.row.precision)
+    if precision not in PRECISIONS["jax"]:
+        raise UserError(f"work in {precision} is not repeated; valid: {', '.join(PRECISIONS['jax'])}")
+    environment = Environment(
+        loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["pair"] = lambda side: (side, side)
+    folder.mkdir(parents=True, exist_ok=True)
+    scripts = {}
+    for framework, row in rows.items():
+        seconds = max(found.share.seconds[list(FRAMEWORKS).index(framework)], 1e-6)
+        script = folder / f"in_{framework}.py"  # which must not hide the framework itself
+        text = environment.get_template(f"reproduce_{framework}.py.j2").render(
+            title=found.title,
+            file=script.name,
+            precision=PRECISIONS[framework][precision],
+            layer=found.layer,
+            backward=found.backward,
+            compiled=f"compile={ON}" in str(row.switches),
+            channels_last=f"channels_last={ON}" in str(row.switches),
+            calls=max(1, round(BLOCK_SECONDS / seconds)),
+            seconds=SECONDS,
+        )
+        write_atomically(script, text)
+        scripts[framework] = script
+    return scripts
+
+
+def run(scripts: Mapping[str, Path], pythons: Mapping[str, str]) -> dict[str, float]:
+    """Run the scripts one after the other; return the seconds of a call on each side, and leave each one's code."""
+    found = {}
+    for framework, script in scripts.items():
+        found[framework] = float(_output(pythons[framework], script).split()[-1])
+        write_atomically(script.parent / CODE[framework], _output(pythons[framework], script, "--code"))
+    return found
+
+
+def _output(python: str, script: Path, *options: str) -> str:
+    try:
+        ran = subprocess.run([python, str(script), *options], capture_output=True, text=True, timeout=LONGEST, cwd=ROOT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{python} {script}: {error}") from error
+    if ran.returncode:
+        last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"{python} {script} {' '.join(options)} failed: {last}")
+    return ran.stdout
+
+
+def verdict(found: Reproduction, seconds: Mapping[str, float]) -> str:
+    """Return whether the difference shows alone: the same side is slower, on a log scale by at least half as much."""
+    alone = seconds["jax"] / seconds["pytorch"]
+    there = found.share.seconds[0] / found.share.seconds[1] if all(found.share.seconds) else math.nan
+    shows = math.log(alone) * math.log(there) > 0 and abs(math.log(alone)) > abs(math.log(there)) / 2
+    both = f"{alone:.3g} times PyTorch's time in JAX alone, {there:.3g} times in the model"
+    return f"{found.title}: {both}: it {'shows' if shows else 'does not show'} alone"
+
+
+def folder(found: Reproduction) -> str:
+    return re.sub(r"\W+", "_", f"{found.kind}_{found.module}").strip("_")

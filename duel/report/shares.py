@@ -1,0 +1,181 @@
+"""Why one side of a pair is faster: the ratio divided among kinds of work and among the modules of the model.
+
+The logarithm of a ratio can be divided so that parts add up: part k, which takes a_k seconds of a step in JAX and b_k
+in PyTorch, has the share (b_k - a_k) / L of log(b / a), where L = (b - a) / log(b / a) is the logarithmic mean of both
+steps (as in index decomposition: Ang 2004, doi:10.1016/S0301-4215(03)00076-4). The seconds are those of the measured
+rows, divided as the traces of the same programs are.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from duel import kinds, profile
+from duel.profile import Part, Profile
+from duel.record import Row
+from duel.report import ratios
+from duel.report.pairs import Outcome
+from duel.report.ratios import Estimate
+from duel.switches import ON, applicable
+
+WHOLE, IDLE = "(the model itself)", "(idle)"  # what is in no module: the loss, for one
+# What may change a cause: the switch and its value, by framework and kind of work.
+REMEDIES: dict[tuple[str, str], tuple[str, str]] = {
+    ("jax", kinds.DEPTHWISE): ("depthwise", "shifted"),
+    ("jax", kinds.CONVOLUTION): ("convolution", "products"),
+    ("pytorch", kinds.CONVOLUTION): ("channels_last", ON),
+    ("pytorch", kinds.COPIES): ("channels_last", ON),
+    ("pytorch", kinds.ATTENTION): ("attention", "flash"),
+    ("pytorch", kinds.OPTIMIZER): ("fused_optimizer", ON),
+    ("pytorch", kinds.NORMS): ("compile", ON),
+    ("pytorch", kinds.ELEMENTWISE): ("compile", ON),
+    ("pytorch", kinds.MOVES): ("compile", ON),
+    ("pytorch", kinds.IDLE): ("compile", ON),
+}
+
+Side = tuple[Row, Profile]
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a step, and what it adds to the logarithm of JAX / PyTorch in each pair."""
+
+    name: str
+    seconds: tuple[float, float]  # of a step in JAX and in PyTorch, mean over the pairs
+    logs: list[float]
+
+    @property
+    def log(self) -> float:
+        return statistics.fmean(self.logs)
+
+    @property
+    def factor(self) -> Estimate | None:
+        """What the part multiplies JAX / PyTorch by; None for a single pair, which has no interval."""
+        return ratios.estimate(self.logs) if len(self.logs) > 1 else None
+
+    @property
+    def slower(self) -> int:
+        """Which side it makes slower: 0 for JAX, 1 for PyTorch."""
+        return 0 if self.log < 0 else 1
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A point, and those of its pairs of which both sides have a profile."""
+
+    outcome: Outcome
+    pairs: list[tuple[Side, Side]]
+    missing: list[str]  # why others have none
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """The seconds of a step of each side."""
+        each = [[_step(row) for row, _ in pair] for pair in self.pairs]
+        jax, pytorch = (statistics.fmean(side) for side in zip(*each, strict=True))
+        return jax, pytorch
+
+    @property
+    def log(self) -> float:
+        """The logarithm of JAX / PyTorch that is divided."""
+        return statistics.fmean(math.log(_step(pair[1][0]) / _step(pair[0][0])) for pair in self.pairs)
+
+    @property
+    def share(self) -> float:
+        """The share of the difference between both sides that is of known kinds, by absolute amounts."""
+        every = self.divided(lambda part: part.kind)
+        amounts = {share.name: abs(share.log) for share in every}
+        whole = sum(amounts.values())
+        return 1 - amounts.get(kinds.OTHER, 0.0) / whole if whole else 1.0
+
+    @property
+    def ceilings(self) -> tuple[float, float]:
+        """The machine's FLOP/s of matrix products and bytes per second of copies, the higher of both sides' each."""
+        rows = [row for row, _ in self.pairs[0]]
+        rate = max(row.matmul_flops_per_second or 0.0 for row in rows)
+        return rate, max(row.copy_bytes_per_second or 0.0 for row in rows)
+
+    def work(self, kind: str) -> list[tuple[float, float, float]]:
+        """Return the seconds, FLOP and bytes of this kind of work in a step of each side."""
+        sides = []
+        for row, found in self.pairs[0]:
+            parts = [part for part in found.parts if part.kind == kind]
+            scale = _step(row) / sum(part.seconds for part in found.parts)
+            seconds, flops, moved = (
+                sum(getattr(part, name) for part in parts) for name in ("seconds", "flops", "bytes")
+            )
+            sides.append((scale * seconds, flops, moved))
+        return sides
+
+    def roofs(self, kind: str) -> list[str]:
+        """Return which ceiling bounds this kind of work on each side, and how much of it is reached; may be empty."""
+        rate, bandwidth = self.ceilings
+        texts = []
+        for seconds, flops, moved in self.work(kind):
+            needed = {"compute": flops / rate if rate else 0.0, "memory": moved / bandwidth if bandwidth else 0.0}
+            bound = max(needed, key=lambda name: needed[name])
+            texts.append(f"{bound} {needed[bound] / seconds:.0%}" if seconds and needed[bound] else "")
+        return texts
+
+    def divided(self, name_of: Callable[[Part], str]) -> list[Share]:
+        """Return the shares of the parts that ``name_of`` names, from the largest to the smallest."""
+        seconds: dict[str, list[list[float]]] = {}
+        means = []
+        for place, pair in enumerate(self.pairs):
+            means.append(logarithmic_mean(*(_step(row) for row, _ in pair)))
+            for side, (row, found) in enumerate(pair):
+                scale = _step(row) / sum(part.seconds for part in found.parts)
+                for part in found.parts:
+                    each = seconds.setdefault(name_of(part), [[0.0, 0.0] for _ in self.pairs])
+                    each[place][side] += part.seconds * scale
+        shares = [
+            Share(
+                name,
+                (statistics.fmean(jax for jax, _ in each), statistics.fmean(pytorch for _, pytorch in each)),
+                [(pytorch - jax) / mean for (jax, pytorch), mean in zip(each, means, strict=True)],
+            )
+            for name, each in seconds.items()
+        ]
+        return sorted(shares, key=lambda share: -abs(share.log))
+
+
+def place(part: Part) -> str:
+    """Return the module that ``part`` is in, in words where there is none."""
+    return IDLE if part.kind == kinds.IDLE else part.module or WHOLE
+
+
+def _step(row: Row) -> float:
+    return row.step_seconds_p50 or math.nan
+
+
+def logarithmic_mean(a: float, b: float) -> float:
+    return a if math.isclose(a, b, rel_tol=1e-9) else (b - a) / math.log(b / a)
+
+
+def explained(outcome: Outcome, folder: Path) -> Explained:
+    """Return ``outcome`` with the profiles of its pairs, from the ``folder`` that has its runs.
+
+    Raises Damaged if one cannot be read.
+    """
+    pairs, missing = [], []
+    for pair in outcome.pairs:
+        found = [(row, profile.read(folder / "runs" / str(row.run_id), row.row or 0)) for row in pair]
+        missing += [
+            f"{row.run_id}, row {row.row}, {row.framework}: no profile: {one.why}"
+            for row, one in found
+            if one is not None and one.why
+        ]
+        sides = [(row, one) for row, one in found if one is not None and not one.why]
+        if len(sides) == 2:
+            pairs.append((sides[0], sides[1]))
+    return Explained(outcome, pairs, missing)
+
+
+def remedy(kind: str, row: Row) -> str:
+    """Return the mode that may change what ``kind`` of work costs in ``row``, the slower side's; else empty."""
+    switch, value = REMEDIES.get((str(row.framework), kind), ("", ""))
+    there = applicable(str(row.framework), str(row.benchmark), row.use_case or 0, row.device_kind)
+    if switch not in there or value not in there[switch].values or f"{switch}={value}" in str(row.switches):
+        return ""
+    return f"{row.mode}+{switch}" if value == ON else f"{row.mode}+{switch}={value}"

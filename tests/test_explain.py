@@ -1,0 +1,198 @@
+"""The division of a step among kinds of work, and of a ratio among causes."""
+
+import math
+from pathlib import Path
+
+import pytest
+from conftest import interpreter
+
+from duel import kinds, profile
+from duel.errors import UserError
+from duel.profile import Layer, Part, Profile
+from duel.record import Row
+from duel.report import explain, reproduction
+from duel.report.pairs import Outcome
+from duel.report.shares import Explained, Share, Side
+from duel.trace import Kernel, Operation, Trace, shared
+
+
+def kernel(start: float, end: float, name: str = "add", **more: object) -> Kernel:
+    return Kernel(name, start, end, (Operation(name),), **more)  # type: ignore[arg-type]
+
+
+def test_kernels_that_run_together_share_the_time_and_nothing_is_idle() -> None:
+    kernels = [kernel(0.0, 4.0), kernel(2.0, 6.0)]
+    assert shared(kernels, 0.0, 10.0) == ({0: 3.0, 1: 3.0}, 4.0)
+
+
+def test_of_kernels_in_one_lane_the_innermost_runs() -> None:
+    kernels = [kernel(0.0, 10.0, lane=1), kernel(2.0, 5.0, lane=1), kernel(3.0, 4.0, lane=1)]
+    assert shared(kernels, 0.0, 10.0) == ({0: 7.0, 1: 2.0, 2: 1.0}, 0.0)
+
+
+def test_a_loop_has_only_the_time_that_nothing_inside_it_takes() -> None:
+    kernels = [kernel(0.0, 10.0, "while", container=True), kernel(1.0, 9.0)]
+    assert shared(kernels, 0.0, 12.0) == ({0: 2.0, 1: 8.0}, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "kind"),
+    [
+        ("jax", "convolution", kinds.CONVOLUTION),
+        ("jax", "custom-call:__cudnn$convForward", kinds.CONVOLUTION),
+        ("jax", "custom-call:__cublas$gemm", kinds.PRODUCT),
+        ("jax", "dot", kinds.PRODUCT),
+        ("jax", "reduce-window", kinds.NORMS),
+        ("jax", "exponential", kinds.ELEMENTWISE),
+        ("jax", "transpose", kinds.COPIES),
+        ("jax", "all-reduce-start", kinds.COLLECTIVE),
+        ("jax", "frobnicate", kinds.OTHER),
+        ("pytorch", "aten::mkldnn_convolution", kinds.CONVOLUTION),
+        ("pytorch", "aten::convolution_backward", kinds.CONVOLUTION),
+        ("pytorch", "aten::addmm", kinds.PRODUCT),
+        ("pytorch", "aten::_log_softmax_backward_data", kinds.NORMS),
+        ("pytorch", "aten::native_batch_norm_backward", kinds.NORMS),
+        ("pytorch", "aten::add_", kinds.ELEMENTWISE),
+        ("pytorch", "aten::threshold_backward", kinds.ELEMENTWISE),
+        ("pytorch", "aten::index_add_", kinds.MOVES),
+        ("pytorch", "aten::copy_", kinds.COPIES),
+        ("pytorch", "aten::_scaled_dot_product_flash_attention_for_cpu", kinds.ATTENTION),
+        ("pytorch", "aten::frobnicate", kinds.OTHER),
+    ],
+)
+def test_an_operation_has_a_kind_by_its_name(framework: str, name: str, kind: str) -> None:
+    assert kinds.kind(Operation(name), framework) == kind
+
+
+def test_a_layers_own_work_is_of_its_kind_in_both_frameworks() -> None:
+    assert kinds.kind(Operation("multiply", layer="norm"), "jax") == kinds.NORMS
+    assert kinds.kind(Operation("add", layer="depthwise"), "jax") == kinds.DEPTHWISE
+    assert kinds.kind(Operation("aten::mkldnn_convolution", layer="depthwise"), "pytorch") == kinds.DEPTHWISE
+    assert kinds.kind(Operation("transpose", layer="depthwise"), "jax") == kinds.COPIES
+    assert kinds.kind(Operation("add", stage="optimizer"), "jax") == kinds.OPTIMIZER
+
+
+def test_a_fused_loop_is_of_its_most_telling_operation() -> None:
+    loop = [Operation("add", "a"), Operation("dot", "b"), Operation("reduce", "c")]
+    found = kinds.telling(loop, "jax")
+    assert found is not None
+    assert (found[0], found[1].module) == (kinds.PRODUCT, "b")
+    assert kinds.telling([Operation("parameter"), Operation("tuple")], "jax") is None
+
+
+def test_the_parts_of_a_step_add_up_to_its_wall_time() -> None:
+    kernels = [kernel(0.0, 1.0, "dot"), kernel(0.5, 2.0), kernel(10.0, 12.0, "frobnicate")]
+    found = Profile("run", 0, "jax")
+    profile.divide(Trace([(0.0, 3.0), (10.0, 13.0)], kernels), found)
+    assert found.traced_seconds == pytest.approx(3.0)
+    assert sum(part.seconds for part in found.parts) == pytest.approx(3.0)
+    assert found.seconds(kind=kinds.IDLE) == pytest.approx(1.0)
+    assert found.unknown == {"frobnicate": pytest.approx(1.0)}
+    assert found.explained == pytest.approx(2 / 3)
+
+
+def side(framework: str, seconds: float, **parts: float) -> Side:
+    found = Profile("run", 0, framework, parts=[Part(name, "", "", each) for name, each in parts.items()])
+    return Row(framework=framework, step_seconds_p50=seconds), found
+
+
+def test_the_shares_of_a_ratio_add_up_to_its_logarithm() -> None:
+    pairs = [
+        (side("jax", 8.0, convolution=1.0, other=1.0), side("pytorch", 2.0, convolution=1.0, idle=3.0)),
+        (side("jax", 9.0, convolution=2.0, other=1.0), side("pytorch", 2.0, convolution=1.0, idle=1.0)),
+    ]
+    shares = Explained(Outcome([]), pairs, []).divided(lambda part: part.kind)
+    assert {share.name for share in shares} == {"convolution", "other", "idle"}
+    for place, (a, b) in enumerate([(8.0, 2.0), (9.0, 2.0)]):
+        assert sum(share.logs[place] for share in shares) == pytest.approx(math.log(b / a))
+    (convolution,) = (share for share in shares if share.name == "convolution")
+    assert convolution.seconds == (pytest.approx(5.0), pytest.approx(0.75))
+    assert convolution.slower == 0
+
+
+def test_equal_steps_have_shares_that_cancel() -> None:
+    pairs = [(side("jax", 2.0, convolution=2.0, idle=0.0), side("pytorch", 2.0, convolution=1.0, idle=1.0))]
+    shares = Explained(Outcome([]), pairs, []).divided(lambda part: part.kind)
+    assert {share.name: round(share.log, 6) for share in shares} == {"convolution": -0.5, "idle": 0.5}
+
+
+def explained(mode: str, switches: tuple[str, str], jax: dict[str, float], pytorch: dict[str, float]) -> Explained:
+    """A point of one pair, with the seconds of each kind of work on both sides."""
+    sides = []
+    for framework, parts, which in zip(("jax", "pytorch"), (jax, pytorch), switches, strict=True):
+        row, found = side(framework, sum(parts.values()), **parts)
+        row = row.replace(mode=mode, switches=which, benchmark="mnist", use_case=1, device_kind="cpu", size="tiny")
+        row = row.replace(precision="fp32")
+        row = row.replace(matmul_flops_per_second=100.0, copy_bytes_per_second=10.0)
+        sides.append((row, found))
+    pair = (sides[0], sides[1])
+    return Explained(Outcome([[(sides[0][0], sides[1][0])]]), [pair], [])
+
+
+def test_a_sentence_names_the_largest_share_and_the_switch_that_may_change_it() -> None:
+    one = explained("default", ("", "compile=off"), {kinds.CONVOLUTION: 1.0}, {kinds.CONVOLUTION: 1.0, kinds.IDLE: 3.0})
+    first, *_ = explain.sentences(one)
+    assert first.startswith("Idle: - in JAX, 3 s in PyTorch, 100% of the difference")
+    assert first.endswith("In pytorch, --mode default+compile may change it.")
+    tuned = explained("tuned", ("", "compile=on"), {kinds.CONVOLUTION: 1.0}, {kinds.CONVOLUTION: 1.0, kinds.IDLE: 3.0})
+    assert explain.sentences(tuned)[0].endswith("No switch is known to change it.")
+
+
+def test_what_a_mode_changes_is_told_of_the_side_whose_switches_it_turns() -> None:
+    plain = explained("default", ("a=1", "compile=off"), {kinds.PRODUCT: 2.0}, {kinds.PRODUCT: 2.0, kinds.IDLE: 2.0})
+    turned = explained("default+compile", ("a=1", "compile=on"), {kinds.PRODUCT: 9.0}, {kinds.PRODUCT: 2.5})
+    (line,) = explain.switched([plain, turned])
+    assert "PyTorch, default to default+compile: step 4 s to 2.5 s" in line
+    assert line.endswith("idle -2 s, matrix product +500 ms")
+
+
+def test_the_roof_is_the_ceiling_that_takes_longer() -> None:
+    one = explained("default", ("", ""), {kinds.PRODUCT: 2.0}, {kinds.PRODUCT: 4.0, kinds.COPIES: 1.0})
+    for (_, found), (flops, moved) in zip(one.pairs[0], ((100.0, 1.0), (100.0, 20.0)), strict=True):
+        found.parts[0].flops, found.parts[0].bytes = flops, moved
+    assert one.roofs(kinds.PRODUCT) == ["compute 50%", "memory 50%"]
+    assert one.roofs(kinds.COPIES) == ["", ""]
+
+
+LAYERS = [
+    (kinds.DEPTHWISE, Layer("convolution", [2, 8, 6, 6], 8, [3, 3], [1, 1], [1, 1], groups=8)),
+    (kinds.CONVOLUTION, Layer("convolution", [2, 3, 6, 6], 8, [3, 3], [2, 2], [0, 0])),
+    (kinds.NORMS, Layer("batch norm", [2, 8, 6, 6], epsilon=1e-5)),
+    (kinds.NORMS, Layer("layer norm", [2, 4, 8], epsilon=1e-6)),
+    (kinds.PRODUCT, Layer("linear", [2, 4, 8], 6)),
+    (kinds.MOVES, Layer("sum over edges", [40, 8], 10)),
+]
+
+
+@pytest.mark.parametrize(("kind", "layer"), LAYERS, ids=lambda value: getattr(value, "kind", None))
+def test_a_layer_is_repeated_alone_in_both_frameworks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, layer: Layer
+) -> None:
+    """The scripts run as they are, with the interpreters of both sides."""
+    monkeypatch.setattr(reproduction, "SECONDS", 0.1)
+    one = explained("default", ("", ""), {kind: 1.0}, {kind: 2.0})
+    for _, found in one.pairs[0]:
+        found.parts[0].module, found.parts[0].stage = "features.1", "backward"
+    one.pairs[0][1][1].layers = {"features.1": layer}
+    found = reproduction.largest(one)
+    scripts = reproduction.write(one, found, tmp_path)
+    seconds = reproduction.run(scripts, {name: interpreter(name) for name in scripts})
+    assert all(value > 0 for value in seconds.values())
+    assert all(len(script.read_text().splitlines()) <= 80 for script in scripts.values())
+    assert "HloModule" in (tmp_path / reproduction.CODE["jax"]).read_text()
+    assert "def call(" in (tmp_path / reproduction.CODE["pytorch"]).read_text()
+
+
+def test_what_cannot_be_repeated_is_said() -> None:
+    one = explained("default", ("", ""), {kinds.IDLE: 1.0}, {kinds.IDLE: 2.0})
+    with pytest.raises(UserError, match="nothing of the difference can be repeated alone"):
+        reproduction.largest(one)
+
+
+@pytest.mark.parametrize(
+    ("alone", "word"), [({"jax": 4.0, "pytorch": 1.0}, "shows alone"), ({"jax": 1.1, "pytorch": 1.0}, "does not show")]
+)
+def test_a_difference_shows_alone_if_it_is_about_as_large_there(alone: dict[str, float], word: str) -> None:
+    share = Share(kinds.CONVOLUTION, (4.0, 1.0), [-1.0])
+    found = reproduction.Reproduction(share, kinds.CONVOLUTION, "conv1", True, Layer("convolution", [1, 1, 8, 8]))
+    assert word in reproduction.verdict(found, alone)

@@ -1,0 +1,244 @@
+"""Profiles: from a trace to the parts of a step. Traces of GPUs are stand-ins of the form that is documented."""
+
+import gzip
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import ROOT, Main, interpreter
+
+from duel import kinds, profile
+from duel.profile import Profile
+from duel.results import Results
+
+HLO = (ROOT / "tests/recorded/program.hlo.txt").read_text()  # of XLA's form, by hand
+
+
+def hlo() -> ModuleType:
+    """jax/_hlo.py, which needs nothing of JAX."""
+    spec = importlib.util.spec_from_file_location("_hlo", ROOT / "jax" / "_hlo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["_hlo"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_compiled_program_says_what_each_instruction_computes_and_where() -> None:
+    program = hlo().Program(HLO, training=True)
+    (conv,) = program.operations("conv")
+    assert (conv.module, conv.layer, conv.stage) == ("conv1", "depthwise", "forward")
+    assert kinds.kind(conv, "jax") == kinds.DEPTHWISE
+    assert program.flops("conv") == 2 * (2 * 8 * 8 * 4) * 9
+    assert program.bytes("conv") == 4 * (2 * 2 * 8 * 8 * 4 + 3 * 3 * 4)
+    kind, told = kinds.telling(program.operations("norms"), "jax") or ("", conv)
+    assert (kind, told.module) == (kinds.NORMS, "bn1")
+
+
+def test_what_the_compiler_made_belongs_to_the_weights_that_it_updates() -> None:
+    (gradient,) = hlo().Program(HLO, training=True).operations("gradient")
+    assert (gradient.module, gradient.layer, gradient.stage) == ("conv1", "depthwise", "backward")
+    (update,) = hlo().Program(HLO, training=True).operations("update")
+    assert kinds.kind(update, "jax") == kinds.OPTIMIZER
+
+
+# A Chrome trace of torch.profiler: one step, in microseconds.
+def event(name: str, start: float, length: float, category: str = "cpu_op", **arguments: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": length, "tid": 1, "args": arguments}
+
+
+STEP = event("duel step", 0, 1000, "user_annotation")
+ON_CPU = [
+    STEP,
+    event("module:conv1:depthwise", 100, 300, "user_annotation"),
+    event("aten::conv2d", 110, 280, **{"Sequence number": 7}),
+    event("aten::mkldnn_convolution", 120, 250, **{"Sequence number": 7}),
+    event("aten::empty", 125, 5),
+    event("autograd::engine::evaluate_function: ConvolutionBackward0", 500, 200, **{"Sequence number": 7}),
+    event("aten::convolution_backward", 510, 180),
+    event("Optimizer.step#SGD.step", 750, 200, "user_annotation"),
+    event("aten::add_", 760, 100),
+]
+# Kernels as CUPTI names them, on two streams, with NCCL's and a copy; "External id" is that of what launched them.
+ON_GPU = [
+    STEP,
+    event("module:conv1:convolution", 10, 30, "user_annotation"),
+    event("aten::cudnn_convolution", 15, 20, **{"External id": 3}),
+    event("aten::add_", 45, 5, **{"External id": 4}),
+    event("sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nhwc", 100, 400, "kernel", **{"External id": 3}),
+    event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 300, 400, "kernel"),
+    event("void at::native::vectorized_elementwise_kernel<4, ...>", 700, 100, "kernel", **{"External id": 4}),
+    event("Memcpy HtoD (Pinned -> Device)", 850, 50, "gpu_memcpy"),
+]
+
+READ = """
+import json, sys
+from pathlib import Path
+import msgspec
+import _inductor, profiling
+from duel import profile
+trace = profiling._read(Path(sys.argv[1]), _inductor.Compiled({}, {}), {}, True)
+found = profile.Profile("run", 0, "pytorch")
+profile.divide(trace, found)
+sys.stdout.buffer.write(msgspec.json.encode(found))
+"""
+
+
+def ran(framework: str, code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``code`` where the framework's run.py would."""
+    start = f"import sys; sys.path[:0] = [{str(ROOT / framework)!r}, {str(ROOT)!r}]\n"
+    command = [interpreter(framework), "-c", start + code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def of_chrome(folder: Path, events: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:
+    """The microseconds of each part that the events of a trace by torch.profiler are divided into."""
+    file = folder / "trace.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    done = ran("pytorch", READ, str(file))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {(p["kind"], p["module"], p["stage"]): round(1e6 * p["seconds"], 3) for p in found["parts"]}
+
+
+def test_a_trace_of_pytorch_on_a_cpu_is_divided_by_kind_module_and_stage(tmp_path: Path) -> None:
+    assert of_chrome(tmp_path, ON_CPU) == {
+        (kinds.DEPTHWISE, "conv1", "forward"): 280,
+        (kinds.DEPTHWISE, "conv1", "backward"): 180,
+        (kinds.OPTIMIZER, "", "optimizer"): 100,
+        (kinds.IDLE, "", ""): 440,
+    }
+
+
+def test_a_trace_of_pytorch_on_a_gpu_is_divided_by_what_launched_each_kernel(tmp_path: Path) -> None:
+    """By a stand-in: kernels that run at the same time share it."""
+    assert of_chrome(tmp_path, ON_GPU) == {
+        (kinds.CONVOLUTION, "conv1", "forward"): 300,
+        (kinds.COLLECTIVE, "", "backward"): 300,
+        (kinds.ELEMENTWISE, "", "forward"): 100,
+        (kinds.COPIES, "", ""): 50,
+        (kinds.IDLE, "", ""): 250,
+    }
+
+
+# As jax.profiler writes it: the steps are on the host, a line for each stream on a device; times are in picoseconds.
+XPLANE = """
+planes {
+  name: "/host:CPU"
+  lines { name: "python" events { metadata_id: 1 duration_ps: 1000000000 } }
+  event_metadata { key: 1 value { id: 1 name: "duel step" } }
+}
+planes {
+  name: "/device:GPU:0"
+  lines {
+    name: "Stream #13(Compute)"
+    events { metadata_id: 1 offset_ps: 100000000 duration_ps: 400000000 stats { metadata_id: 1 str_value: "conv" } }
+    events { metadata_id: 2 offset_ps: 600000000 duration_ps: 200000000 stats { metadata_id: 1 str_value: "norms" } }
+  }
+  lines {
+    name: "XLA Ops"
+    events { metadata_id: 1 offset_ps: 100000000 duration_ps: 400000000 stats { metadata_id: 1 str_value: "conv" } }
+  }
+  event_metadata { key: 1 value { id: 1 name: "sm90_xmma_fprop_implicit_gemm" } }
+  event_metadata { key: 2 value { id: 2 name: "loop_reduce_fusion" } }
+  stat_metadata { key: 1 value { id: 1 name: "hlo_op" } }
+}
+"""
+
+READ_XPLANE = """
+import sys
+from pathlib import Path
+import jax, msgspec
+import profiling
+from duel import profile
+from _hlo import Program
+text, program, file = (Path(name) for name in sys.argv[1:])
+file.write_bytes(jax.profiler.ProfileData.text_proto_to_serialized_xspace(text.read_text()))
+found = profile.Profile("run", 0, "jax")
+profile.divide(profiling._read(file, Program(program.read_text(), True)), found)
+sys.stdout.buffer.write(msgspec.json.encode(found))
+"""
+
+
+def of_xplane(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "trace.txt").write_text(text)
+    (folder / "program.txt").write_text(HLO)
+    return ran("jax", READ_XPLANE, *(str(folder / name) for name in ("trace.txt", "program.txt", "trace.pb")))
+
+
+def test_a_trace_of_jax_on_a_gpu_is_divided_by_the_instructions_of_its_program(tmp_path: Path) -> None:
+    """By a stand-in; lines that repeat others do not count twice."""
+    done = of_xplane(tmp_path, XPLANE)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {(p["kind"], p["module"], p["stage"]): round(1e6 * p["seconds"], 3) for p in found["parts"]} == {
+        (kinds.DEPTHWISE, "conv1", "forward"): 400,
+        (kinds.NORMS, "bn1", "forward"): 200,
+        (kinds.IDLE, "", ""): 400,
+    }
+
+
+def test_a_device_that_shows_no_kernels_is_an_error_that_says_what_the_administrator_can_do(tmp_path: Path) -> None:
+    done = of_xplane(tmp_path, XPLANE.partition('planes {\n  name: "/device')[0])
+    assert done.returncode != 0
+    assert "ERR_NVGPUCTRPERM" in done.stderr
+
+
+@pytest.mark.parametrize(("text", "cause"), [(b"{}", "KeyError"), (gzip.compress(b'{"traceEvents": [{"ph"'), "JSON")])
+def test_a_trace_that_was_cut_is_an_error(tmp_path: Path, text: bytes, cause: str) -> None:
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(text if text[:2] == b"\x1f\x8b" else gzip.compress(text))
+    done = ran("pytorch", READ, str(file))
+    assert done.returncode != 0
+    assert cause in done.stderr
+
+
+def test_a_trace_without_a_whole_step_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no whole step"):
+        profile.divide(profile.Trace([], []), Profile("run", 0, "jax"))
+
+
+def test_profiled_rows_are_explained_and_their_largest_cause_is_repeated_alone(main: Main, checkout: Path) -> None:
+    """On this machine, whatever its causes are."""
+    options = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke", "--paired", "--profile", "--wait")
+    assert main(*options).returncode == 0
+    (run,) = Results(checkout / "results").runs()
+    for number, framework in enumerate(("jax", "pytorch")):
+        found = profile.read(run.folder, number)
+        assert found is not None
+        assert (found.framework, found.why, found.proof) == (framework, "", "the same bits from known weights")
+        assert sum(part.seconds for part in found.parts) == pytest.approx(found.traced_seconds, rel=0.02)
+        assert found.explained > 0.95
+        assert {"conv1", "conv2", "fc1", "fc2"} <= {part.module for part in found.parts}
+        assert found.seconds(kind=kinds.CONVOLUTION) > 0
+        assert found.seconds(kind=kinds.OPTIMIZER) > 0
+        assert found.memory[profile.PARAMETERS] == 4 * 3014 or framework == "pytorch"
+        assert any(profile.path(run.folder, number).with_suffix("").rglob("*.json.gz"))
+    for row in run.rows():  # a busy machine is no defect
+        run.write_row(row.replace(foreign_load=0.0, left_out_blocks=0, left_out=None, waited_seconds=0.0))
+    said = main("explain")
+    assert said.returncode == 0, said.stderr
+    assert "of the difference is of known kinds" in said.stdout
+    assert main("report").returncode == 0
+    page = checkout / "results" / "report"
+    assert {"kinds", "modules", "timeline"} <= {path.stem for path in (page / "figures").glob("*.svg")}
+    assert "of the difference is of known kinds" in (page / "report.md").read_text()
+    assert (page / "figures" / "profile_figures.py").exists()
+    again = main("explain", "--reproduce")
+    assert again.returncode == 0, again.stderr
+    scripts = sorted(run.folder.rglob("profiles/*/*.py"))
+    assert [script.name for script in scripts] == ["in_jax.py", "in_pytorch.py"]
+    assert all(len(script.read_text().splitlines()) <= 80 for script in scripts)
+    assert "alone" in again.stdout
+
+
+def test_rows_without_a_profile_are_not_explained(main: Main) -> None:
+    said = main("explain")
+    assert said.returncode == 2
+    assert "no runs yet" in said.stderr
