@@ -25,7 +25,7 @@ def named(kind: Any) -> Any:
     """Return the class of work ``kind`` with the names of the model's modules in its program, which is otherwise the
     same."""
 
-    class Named(kind):  # type: ignore[misc]
+    class Named(kind):  # type: ignore[misc]  # mypy knows no base that is a value
         def __init__(self, *arguments: Any) -> None:
             self.compilations = _accounting.Compilations()
             super().__init__(*arguments)

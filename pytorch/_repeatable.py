@@ -33,7 +33,7 @@ def layers(work: Any) -> dict[str, Layer]:
     for name, module in work._model.named_modules():
         hooks.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
         hooks.append(module.register_forward_hook(lambda module, inputs, _: leave(module, inputs)))
-    defined = importlib.import_module(f"models.{work._setting.benchmark.name}")
+    defined: Any = importlib.import_module(f"models.{work._setting.benchmark.name}")
     segment_sum: Callable[..., Any] | None = getattr(defined, "segment_sum", None)
 
     def recorded(messages: torch.Tensor, receivers: torch.Tensor, count: int, *more: Any, **options: Any) -> Any:
@@ -43,12 +43,12 @@ def layers(work: Any) -> dict[str, Layer]:
 
     try:
         if segment_sum is not None:
-            defined.segment_sum = recorded  # type: ignore[attr-defined]
+            defined.segment_sum = recorded
         with torch.no_grad():
             work.applied(work._model, work._batches[0][0])
     finally:
         if segment_sum is not None:
-            defined.segment_sum = segment_sum  # type: ignore[attr-defined]
+            defined.segment_sum = segment_sum
         for hook in hooks:
             hook.remove()
     return found

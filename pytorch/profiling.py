@@ -57,7 +57,7 @@ def _scopes(model: nn.Module) -> Iterator[None]:
 def named(kind: Any) -> Any:
     """Return the class of work ``kind``, which takes note of what it has compiled and is otherwise the same."""
 
-    class Named(kind):  # type: ignore[misc]
+    class Named(kind):  # type: ignore[misc]  # mypy knows no base that is a value
         graphs: _inductor.Graphs | None = None
 
         def _compiled(self, function: Any) -> Any:

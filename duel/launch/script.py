@@ -65,8 +65,7 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
         exports["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
     if code is not None:
         exports["DUEL_CHECKOUT"] = str(root)
-    if job.profile and target.profiler:
-        exports[variables.PROFILER] = target.profiler
+    exports |= {variables.PROFILER: target.profiler} if job.profile and target.profiler else {}
     python, where = pythons[lead], f"python.{lead}); make {lead}-env makes one"
     if target.sides:
         python, where = target.python.supervisor or _this_python(), "python.supervisor)"
