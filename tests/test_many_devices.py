@@ -203,7 +203,7 @@ def test_what_cannot_be_shared_out_among_processes_is_skipped(monkeypatch: pytes
     """With a stand-in for a framework that finds a TPU."""
     tpu = SimpleNamespace(select=lambda kind, world: Device("tpu", "TPU v5 lite", 4), leave=lambda: None)
     monkeypatch.setitem(sys.modules, "devices", tpu)
-    monkeypatch.setattr(measuring, "_die_with_parent", lambda: None)
+    monkeypatch.setattr(measuring, "die_with_parent", lambda: None)
     planned = Job("jax", "mnist", 2, "smoke", "fp32", None, "here", devices_per_node=2)
     run = Results(tmp_path).run(planned.run_id())
     run.create(planned.rows(), target="here")

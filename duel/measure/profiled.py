@@ -13,6 +13,7 @@ from duel.catalogue import PRESETS, TRIAL
 from duel.measure import preparing, proving, timing
 from duel.measure.device import ALONE
 from duel.measure.measurement import Columns, Measurement
+from duel.measure.row import die_with_parent
 from duel.results import Run
 
 SECONDS, FEWEST, MOST = 1.0, 2, 20  # of traced steps
@@ -35,6 +36,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, traced: 
 
     If it is not to be ``traced``, only run its program: a tool watches this process.
     """
+    die_with_parent()
     row = run.read_row(number)
     found = profile.Profile(run.id, number, str(row.framework))
     try:

@@ -85,7 +85,7 @@ class FolderGoneError(Exception):
         super().__init__(f"{run.folder} is gone: it was moved or removed during the run")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Die with the supervisor: if killed, it must not leave a process behind that uses the device (Linux only)."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
@@ -94,7 +94,7 @@ def _die_with_parent() -> None:
 
 def measure(run: Run, number: int, data: Path, device_kind: str | None, version: str, world: World = ALONE) -> int:
     """Measure row ``number`` as one of ``world``; return the exit code. Rank 0 writes its file at its true end."""
-    _die_with_parent()
+    die_with_parent()
     row = run.read_row(number).replace(framework_version=version, python_version=sys.version.split()[0])
     row = row.replace(variables=variables.record(os.environ))  # before the framework is loaded, which adds to them
     emit: Emit = MetricsWriter(run.metrics) if world.rank == 0 else lambda event, **fields: None
