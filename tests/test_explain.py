@@ -1,4 +1,4 @@
-"""The division of a step among kinds of work, and of a ratio among causes."""
+"""The division of a step among kinds of work, and of a ratio among kinds and modules."""
 
 import math
 from pathlib import Path

@@ -204,8 +204,8 @@ def test_a_trace_without_a_whole_step_is_an_error() -> None:
         profile.divide(profile.Trace([], []), Profile("run", 0, "jax"))
 
 
-def test_profiled_rows_are_explained_and_their_largest_cause_is_repeated_alone(main: Main, checkout: Path) -> None:
-    """On this machine, whatever its causes are."""
+def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(main: Main, checkout: Path) -> None:
+    """On this machine, whatever the difference consists of."""
     options = ("--benchmark", "mnist", "--use_case", "1", "--preset", "smoke", "--paired", "--profile", "--wait")
     assert main(*options).returncode == 0
     (run,) = Results(checkout / "results").runs()

@@ -59,11 +59,11 @@ def _parser(framework: str) -> Parser:
     parser.add_argument("--paired", action="append", default=[], metavar="FRAMEWORK=PYTHON", help=paired)
     parser.add_argument("--pairs", type=count, metavar="N", help="pairs per point with --paired; default: the preset's")
     parser.add_argument("--trials", type=count, metavar="N", help="trials per side, to find the fastest switches")
+    parser.add_argument("--profile", action="store_true", help="trace each row's program, too")
     parser.add_argument("--spawn", action="store_true", help="start the processes for all devices on this machine")
     # For a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--profile", action="store_true", help="trace each row's program, too")
     parser.add_argument("--untraced", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", default="", help=argparse.SUPPRESS)

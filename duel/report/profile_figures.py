@@ -8,7 +8,7 @@ import pandas as pd
 try:
     from duel.report import figures
 except ImportError:  # next to the tables of a report
-    import figures  # type: ignore[import-not-found,no-redef]
+    import figures  # type: ignore[import-not-found,no-redef]  # mypy sees only the package
 
 import altair as alt
 

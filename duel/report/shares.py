@@ -21,7 +21,7 @@ from duel.report.ratios import Estimate
 from duel.switches import ON, applicable
 
 WHOLE, IDLE = "(the model itself)", "(idle)"  # what is in no module: the loss, for one
-# What may change a cause: the switch and its value, by framework and kind of work.
+# What may change a share: the switch and its value, by framework and kind of work.
 REMEDIES: dict[tuple[str, str], tuple[str, str]] = {
     ("jax", kinds.DEPTHWISE): ("depthwise", "shifted"),
     ("jax", kinds.CONVOLUTION): ("convolution", "products"),
