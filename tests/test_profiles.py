@@ -190,10 +190,10 @@ def test_a_device_that_shows_no_kernels_is_an_error_that_says_what_the_administr
     assert "ERR_NVGPUCTRPERM" in done.stderr
 
 
-@pytest.mark.parametrize(("text", "cause"), [(b"{}", "KeyError"), (gzip.compress(b'{"traceEvents": [{"ph"'), "JSON")])
+@pytest.mark.parametrize(("text", "cause"), [(b"{}", "KeyError"), (b'{"traceEvents": [{"ph"', "JSON")])
 def test_a_trace_that_was_cut_is_an_error(tmp_path: Path, text: bytes, cause: str) -> None:
     file = tmp_path / "trace.json.gz"
-    file.write_bytes(text if text[:2] == b"\x1f\x8b" else gzip.compress(text))
+    file.write_bytes(gzip.compress(text))
     done = ran("pytorch", READ, str(file))
     assert done.returncode != 0
     assert cause in done.stderr
