@@ -1,6 +1,7 @@
 """Studies: which points a file names, what of them is done by records alone, and what the rest takes."""
 
 import dataclasses
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from duel import certificate
 from duel.catalogue import PAIRED, PRESETS
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import campaign, cluster, directives, estimate, study
+from duel.launch import campaign, cluster, directives, estimate, reasons, resubmit, state, study
 from duel.launch.estimate import Known
 from duel.launch.schema import Cluster, Target
 from duel.launch.study import DONE, MISSING, WAITING, Study
 from duel.record import Row
 from duel.results import Results
+from duel.states import FAILED
 from duel.status import LaunchRecord, this_process
 from duel.table import write_rows
 
@@ -123,6 +125,35 @@ def test_an_unknown_study_is_named_with_those_there_are() -> None:
     for name in ("moon", "../cluster", ""):
         with pytest.raises(UserError, match=r"unknown study .* valid: cpu, laptop, primary, tpu"):
             study.path(ROOT / "studies", name)
+
+
+def test_sessions_that_are_left_stay_apart_however_long_ago_the_first_was(results: Results) -> None:
+    mine = loaded(results, SMALL.replace("sessions: 2", "sessions: 4, spacing: 2h"))
+    publish(results, rows(1))  # days ago
+    assert [one.point.delay for one in study.progress(mine, results)[1:]] == [0, 7200, 14400]
+    now = datetime.now(UTC)
+    recent = [row.replace(ended=(now - timedelta(minutes=30)).isoformat()) for row in rows(1)]
+    publish(results, recent)
+    delays = [one.point.delay for one in study.progress(mine, results)[1:]]
+    assert delays == [pytest.approx(5400 + 7200 * number, abs=60) for number in range(3)]
+
+
+def test_sessions_that_died_are_sent_again_apart(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = loaded(results, SMALL.replace("sessions: 2", "sessions: 3, spacing: 2h"))
+    for point in mine.points:
+        run = results.run(point.run_id())
+        record = LaunchRecord(job=point, pair=run.id)
+        run.create(point.rows(), script="exit 0\n", launch=record, owner=this_process(), target="local")
+        run.settle(state=FAILED, cause="its node went down", why=reasons.INFRASTRUCTURE)
+    progress = study.progress(mine, results)
+    assert {one.state for one in progress} == {MISSING}
+    sent: list[int] = []
+    monkeypatch.setattr(resubmit, "start", lambda again, *_: sent.extend(one.job.delay for one in again))
+    campaign.resume(progress, CLUSTER, results, print)
+    assert sent == [0, 7200, 14400]
+    look = state.look(results).runs
+    again = resubmit.apart(resubmit.decide(look[1:], look, set(), None))
+    assert [one.job and one.job.delay for one in again] == [0, 7200]
 
 
 def test_what_is_measured_is_done_by_whatever_command(results: Results) -> None:

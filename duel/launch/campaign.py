@@ -159,4 +159,10 @@ def resume(progress: Sequence[Progress], cluster: Cluster, results: Results, say
     decisions = resubmit.decide([seen for seen in look.runs if seen.id in ids], look.runs, set(), None)
     for decision in decisions:
         say(f"{decision.seen.id}: {decision.words}")
-    resubmit.start([decision for decision in decisions if decision.job], cluster, results, say)
+    due = {one.run_id: one.point.delay for one in progress}  # sessions of one point stay apart
+    again = [
+        replace(decision, job=replace(decision.job, delay=due.get(decision.seen.id, 0)))
+        for decision in decisions
+        if decision.job
+    ]
+    resubmit.start(again, cluster, results, say)

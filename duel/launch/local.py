@@ -105,15 +105,16 @@ def start(runs: list[Run]) -> None:
 def work(runs: list[Run], results: Results) -> None:
     """Run each script that is still queued, not before its time; a failure of one does not stop the next.
 
-    Small proofs run concurrently, everything else one after the other.
+    Those that may begin earlier go first. Small proofs run concurrently, everything else one after the other.
     """
     began = time.time()
     planned = [run.launch().job for run in runs]
     starts = [began + job.delay if job else began for job in planned]
+    in_turn = sorted(zip(starts, runs, strict=True), key=lambda each: each[0])
     proofs = all(job is not None and job.small_proof for job in planned)
     at_once = min(os.cpu_count() or 1, MOST_PROOFS) if proofs else 1
     with ThreadPoolExecutor(at_once) as workers:
-        for done in [workers.submit(_run, run, results, start) for run, start in zip(runs, starts, strict=True)]:
+        for done in [workers.submit(_run, run, results, start) for start, run in in_turn]:
             done.result()
 
 

@@ -61,8 +61,24 @@ def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> i
     again = [d for d in decisions if d.job and (d.approved or args.apply)]
     if any(d.job and not d.approved for d in decisions) and not args.apply:
         say("'python main.py resubmit --apply' starts the proposed attempts")
-    start([d for d in again if d.job], cluster, results, say)
+    start(apart([d for d in again if d.job]), cluster, results, say)
     return 0
+
+
+def apart(decisions: list[Decision]) -> list[Decision]:
+    """Return the decisions, those about sessions of one point as far apart as they were planned."""
+    first: dict[Job, int] = {}
+    found = []
+    for one in decisions:
+        assert one.job is not None
+        assert one.seen.job is not None
+        point, delay = dataclasses.replace(one.job.identity, session=1), one.seen.job.delay
+        first[point] = min(delay, first.get(point, delay))
+        found.append((one, one.job, point, delay))
+    return [
+        dataclasses.replace(one, job=dataclasses.replace(job, delay=delay - first[point]))
+        for one, job, point, delay in found
+    ]
 
 
 def _possible(decision: Decision, cluster: Cluster) -> Decision:

@@ -240,7 +240,8 @@ def _due(point: Job, measured: Outcome) -> Job:
     spacing = point.delay / max(1, point.session - 1)
     ends = [datetime.fromisoformat(row.ended) for pair in measured.pairs for row in pair if row.ended]
     since = (datetime.now(UTC) - max(ends)).total_seconds() if ends else 0.0
-    return dataclasses.replace(point, delay=max(0, round((point.session - len(measured.sessions)) * spacing - since)))
+    others = point.session - len(measured.sessions) - 1  # that are still to be measured before it
+    return dataclasses.replace(point, delay=round(others * spacing + max(0.0, spacing - since)))
 
 
 def is_of(point: Job, row: Row) -> bool:
