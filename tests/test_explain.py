@@ -10,9 +10,10 @@ from duel import kinds, profile
 from duel.errors import UserError
 from duel.profile import Layer, Part, Profile
 from duel.record import Row
-from duel.report import explain, reproduction
+from duel.report import explain, reproduction, shares
 from duel.report.pairs import Outcome
 from duel.report.shares import Explained, Share, Side
+from duel.results import Results
 from duel.trace import Kernel, Operation, Trace, shared
 
 
@@ -154,6 +155,29 @@ def test_the_roof_is_the_ceiling_that_takes_longer() -> None:
     assert one.roofs(kinds.COPIES) == ["", ""]
 
 
+def test_a_row_whose_profile_is_damaged_or_not_there_is_named_and_the_others_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    pairs: list[tuple[Row, Row]] = []
+    for number in (0, 2, 4, 6):
+        pair = explained("default", ("", ""), {kinds.PRODUCT: 1.0}, {kinds.PRODUCT: 2.0}).pairs[0]
+        for offset, (_, found) in enumerate(pair):
+            found.row = number + offset
+            profile.write(tmp_path / "runs" / "run", found)
+        jax, pytorch = (row.replace(run_id="run", row=number + offset) for offset, (row, _) in enumerate(pair))
+        pairs.append((jax, pytorch))
+    files = [profile.path(tmp_path / "runs" / "run", number) for number in range(8)]
+    files[2].write_text(files[2].read_text()[:100])
+    files[5].unlink()
+    for never in files[6:]:
+        never.unlink()
+    whole = shares.explained(Outcome([pairs]), tmp_path)
+    assert [pair[0][0].row for pair in whole.pairs] == [0]
+    damaged, absent = whole.missing
+    assert damaged.startswith("run, row 2, jax: no profile: ")
+    assert "002.json" in damaged
+    assert absent == "run, row 5, pytorch: no profile: there is no file"
+
+
 LAYERS = [
     (kinds.DEPTHWISE, Layer("convolution", [2, 8, 6, 6], 8, [3, 3], [1, 1], [1, 1], groups=8)),
     (kinds.CONVOLUTION, Layer("convolution", [2, 3, 6, 6], 8, [3, 3], [2, 2], [0, 0])),
@@ -187,6 +211,25 @@ def test_what_cannot_be_repeated_is_said() -> None:
     one = explained("default", ("", ""), {kinds.IDLE: 1.0}, {kinds.IDLE: 2.0})
     with pytest.raises(UserError, match="nothing of the difference can be repeated alone"):
         reproduction.largest(one)
+
+
+def test_a_point_that_cannot_be_repeated_does_not_keep_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = explained("default", ("", ""), {kinds.IDLE: 1.0}, {kinds.IDLE: 2.0})
+    convolution = explained("default", ("", ""), {kinds.CONVOLUTION: 1.0}, {kinds.CONVOLUTION: 2.0})
+    for _, found in convolution.pairs[0]:
+        found.parts[0].module = "conv1"
+    convolution.pairs[0][1][1].layers = {"conv1": LAYERS[1][1]}
+    monkeypatch.setattr(explain, "_explained", lambda runs, results: [idle, convolution])
+    *written, elsewhere, not_repeated = explain.reproduce([], Results(tmp_path), {})
+    assert all(Path(line.removeprefix("reproduction ")).is_file() for line in written)
+    assert [Path(line).name for line in written] == ["in_jax.py", "in_pytorch.py"]
+    assert "is not this machine" in elsewhere
+    assert not_repeated.startswith("not repeated: mnist (tiny, fp32), train_single: nothing of the difference")
+    monkeypatch.setattr(explain, "_explained", lambda runs, results: [idle])
+    with pytest.raises(UserError, match="can be repeated alone"):
+        explain.reproduce([], Results(tmp_path), {})
 
 
 @pytest.mark.parametrize(

@@ -78,22 +78,32 @@ def _change(before: Explained, after: Explained, side: int) -> str:
 def reproduce(runs: list[Run], results: Results, here: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Write the largest share of each point as two scripts, and run them if ``here`` has its target's interpreters.
 
-    Return what they show. Raises UserError if none can be repeated alone.
+    Return what they show, or why a point cannot be repeated alone. Raises UserError if none can.
     """
-    lines = []
+    lines, why = [], []
     for one in _explained(runs, results):
         if not one.pairs or one.outcome.barred:
             continue
-        found = reproduction.largest(one)
-        row = one.outcome.row
-        folder = profile.path(results.run(str(row.run_id)).folder, row.row or 0).parent / reproduction.folder(found)
-        scripts = reproduction.write(one, found, folder)
-        lines += [f"reproduction {os.path.relpath(script)}" for script in scripts.values()]
-        if pythons := here.get(str(row.target)):
-            lines.append(reproduction.verdict(found, reproduction.run(scripts, pythons)))
-        else:
-            lines.append(f"target {row.target} is not this machine: run both on one of its nodes")
-    return lines
+        try:
+            lines += _repeated(one, results, here)
+        except UserError as error:
+            why.append(str(error))
+    if not lines:
+        raise UserError("; ".join(why) or "none of these pairs can be explained; 'python main.py explain' says why")
+    return lines + [f"not repeated: {text}" for text in why]
+
+
+def _repeated(one: Explained, results: Results, here: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Repeat the largest share of one point. Raises UserError if it cannot be repeated or a script fails."""
+    found = reproduction.largest(one)
+    row = one.outcome.row
+    folder = profile.path(results.run(str(row.run_id)).folder, row.row or 0).parent / reproduction.folder(found)
+    scripts = reproduction.write(one, found, folder)
+    written = [f"reproduction {os.path.relpath(script)}" for script in scripts.values()]
+    pythons = here.get(str(row.target))
+    if not pythons:
+        return [*written, f"target {row.target} is not this machine: run both on one of its nodes"]
+    return [*written, reproduction.verdict(found, reproduction.run(scripts, pythons))]
 
 
 def explanation(one: Explained) -> list[Table | str]:

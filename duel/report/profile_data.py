@@ -1,6 +1,6 @@
 """The tidy tables behind a report's figures of where the time goes, and its sentences on why; from profiled pairs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from duel import kinds
 from duel.catalogue import FRAMEWORKS
@@ -17,14 +17,14 @@ Found = list[tuple[Explained, Line]]
 
 
 def profiled(records: Records) -> Found:
-    """Return the points of which there are profiles."""
+    """Return the points that were profiled."""
     found = [(explained(outcome, records.folder), line) for outcome, line in records.found if outcome.shown]
-    return [(one, line) for one, line in found if one.pairs]
+    return [(one, line) for one, line in found if one.pairs or one.missing]
 
 
 def tables(found: Found) -> dict[str, list[Record]]:
     """Return the table of each figure by name; it may be empty."""
-    named = [(one, point(line)) for one, line in found]
+    named = [(one, point(line)) for one, line in found if one.pairs]
     return {
         "kinds": [base | record for one, base in named for record in _kinds(one)],
         "modules": [base | record for one, base in named for record in _modules(one)],
@@ -33,13 +33,15 @@ def tables(found: Found) -> dict[str, list[Record]]:
     }
 
 
-def sentences(found: Sequence[tuple[Explained, Line]]) -> list[str]:
-    """Return the largest shares of each point."""
-    return [
-        f"{line.device_name}, {work(line)}, {label(line)}, {line.mode}: {' '.join(explain.sentences(one))} "
-        f"{one.share:.0%} of the difference is of known kinds."
-        for one, line in found
-    ]
+def sentences(found: Found) -> list[str]:
+    """Return the largest shares of each point, and which of its rows have no profile."""
+    texts = []
+    for one, line in found:
+        said = list(one.missing)
+        if one.pairs:
+            said = [*explain.sentences(one), f"{one.share:.0%} of the difference is of known kinds.", *said]
+        texts.append(f"{line.device_name}, {work(line)}, {label(line)}, {line.mode}: {' '.join(said)}")
+    return texts
 
 
 def _kinds(one: Explained) -> Iterator[Record]:

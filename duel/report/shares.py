@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duel import kinds, profile
+from duel.files import Damaged
 from duel.profile import Part, Profile
 from duel.record import Row
 from duel.report import ratios
@@ -154,22 +155,29 @@ def logarithmic_mean(a: float, b: float) -> float:
 
 
 def explained(outcome: Outcome, folder: Path) -> Explained:
-    """Return ``outcome`` with the profiles of its pairs, from the ``folder`` that has its runs.
-
-    Raises Damaged if one cannot be read.
-    """
+    """Return ``outcome`` with the profiles of its pairs, from the ``folder`` that has its runs."""
     pairs, missing = [], []
     for pair in outcome.pairs:
-        found = [(row, profile.read(folder / "runs" / str(row.run_id), row.row or 0)) for row in pair]
-        missing += [
-            f"{row.run_id}, row {row.row}, {row.framework}: no profile: {one.why}"
-            for row, one in found
-            if one is not None and one.why
-        ]
-        sides = [(row, one) for row, one in found if one is not None and not one.why]
+        found = [_profile(row, folder) for row in pair]
+        if any(found):  # otherwise the pair was not profiled
+            missing += [
+                f"{row.run_id}, row {row.row}, {row.framework}: no profile: {one.why if one else 'there is no file'}"
+                for row, one in zip(pair, found, strict=True)
+                if one is None or one.why
+            ]
+        sides = [(row, one) for row, one in zip(pair, found, strict=True) if one is not None and not one.why]
         if len(sides) == 2:
             pairs.append((sides[0], sides[1]))
     return Explained(outcome, pairs, missing)
+
+
+def _profile(row: Row, folder: Path) -> Profile | None:
+    """Return the profile of ``row``, None if it has none; one that cannot be read says so as its ``why``."""
+    run, number = str(row.run_id), row.row or 0
+    try:
+        return profile.read(folder / "runs" / run, number)
+    except Damaged as error:
+        return Profile(run, number, str(row.framework), why=str(error))
 
 
 def remedy(kind: str, row: Row) -> str:
