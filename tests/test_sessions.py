@@ -313,20 +313,6 @@ def test_here_a_session_waits_for_its_time_and_can_be_cancelled_meanwhile(
     assert runs[2].stored_status().state == CANCELLED
 
 
-def test_here_what_may_begin_earlier_does_not_wait_for_a_later_session(tmp_path: Path) -> None:
-    results = Results(tmp_path / "results")
-    runs = []
-    for benchmark, delay in (("mnist", 0), ("mnist", 2), ("cifar10", 0)):
-        job = Job("paired", benchmark, 1, "smoke", "fp32", None, "local", session=delay + 1, delay=delay)
-        run = results.run(job.run_id())
-        record = LaunchRecord(job=job, pair=run.id)
-        run.create(job.rows(), script="exit 3\n", launch=record, owner=this_process(), target="local")
-        runs.append(run)
-    local.work(runs, results)
-    ended = [run.stored_status().updated for run in runs]
-    assert ended[0] <= ended[2] < ended[1]
-
-
 def test_here_the_first_session_runs_and_those_that_wait_say_until_when(main: Main, checkout: Path) -> None:
     said = main("--benchmark", "mnist", "--use_case", "1", "--paired", "--sessions", "3", "--preset", "smoke")
     assert said.returncode == 0, said.stdout + said.stderr

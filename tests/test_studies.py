@@ -14,7 +14,7 @@ from duel import certificate
 from duel.catalogue import PAIRED, PRESETS
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import campaign, cluster, directives, estimate, reasons, resubmit, state, study
+from duel.launch import campaign, cluster, directives, estimate, local, reasons, resubmit, state, study
 from duel.launch.estimate import Known
 from duel.launch.schema import Cluster, Target
 from duel.launch.study import DONE, MISSING, WAITING, Study
@@ -154,6 +154,19 @@ def test_sessions_that_died_are_sent_again_apart(results: Results, monkeypatch: 
     look = state.look(results).runs
     again = resubmit.apart(resubmit.decide(look[1:], look, set(), None))
     assert [one.job and one.job.delay for one in again] == [0, 7200]
+
+
+def test_here_what_may_begin_earlier_does_not_wait_for_a_later_session(results: Results) -> None:
+    runs = []
+    for benchmark, delay in (("mnist", 0), ("mnist", 2), ("cifar10", 0)):
+        planned = job(benchmark=benchmark, preset="smoke", session=delay + 1, delay=delay)
+        run = results.run(planned.run_id())
+        record = LaunchRecord(job=planned, pair=run.id)
+        run.create(planned.rows(), script="exit 3\n", launch=record, owner=this_process(), target="local")
+        runs.append(run)
+    local.work(runs, results)
+    ended = [run.stored_status().updated for run in runs]
+    assert ended[0] <= ended[2] < ended[1]
 
 
 def test_what_is_measured_is_done_by_whatever_command(results: Results) -> None:
