@@ -159,7 +159,10 @@ def resume(progress: Sequence[Progress], cluster: Cluster, results: Results, say
     decisions = resubmit.decide([seen for seen in look.runs if seen.id in ids], look.runs, set(), None)
     for decision in decisions:
         say(f"{decision.seen.id}: {decision.words}")
-    due = {one.run_id: one.point.delay for one in progress}  # sessions of one point stay apart
+    due: dict[str, int] = {}  # sessions of one point stay apart
+    for one in progress:
+        if one.state == MISSING:
+            due[one.run_id] = max(one.point.delay, due.get(one.run_id, 0))
     again = [
         replace(decision, job=replace(decision.job, delay=due.get(decision.seen.id, 0)))
         for decision in decisions
