@@ -1,5 +1,6 @@
 """The division of a step among kinds of work, and of a ratio among kinds and modules."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from duel.report import explain, reproduction, shares
 from duel.report.pairs import Outcome
 from duel.report.shares import Explained, Share, Side
 from duel.results import Results
+from duel.terminal import Table
 from duel.trace import Kernel, Operation, Trace, shared
 
 
@@ -93,7 +95,9 @@ def test_the_parts_of_a_step_add_up_to_its_wall_time() -> None:
 
 
 def side(framework: str, seconds: float, **parts: float) -> Side:
-    found = Profile("run", 0, framework, parts=[Part(name, "", "", each) for name, each in parts.items()])
+    found = Profile(
+        "run", 0, framework, step_seconds=seconds, parts=[Part(name, "", "", each) for name, each in parts.items()]
+    )
     return Row(framework=framework, step_seconds_p50=seconds), found
 
 
@@ -127,7 +131,7 @@ def explained(mode: str, switches: tuple[str, str], jax: dict[str, float], pytor
         row = row.replace(matmul_flops_per_second=100.0, copy_bytes_per_second=10.0)
         sides.append((row, found))
     pair = (sides[0], sides[1])
-    return Explained(Outcome([[(sides[0][0], sides[1][0])]]), [pair], [])
+    return Explained(Outcome([[(sides[0][0], sides[1][0])]], indicative=0.5), [pair], [])
 
 
 def test_a_sentence_names_the_largest_share_and_the_switch_that_may_change_it() -> None:
@@ -137,6 +141,21 @@ def test_a_sentence_names_the_largest_share_and_the_switch_that_may_change_it() 
     assert first.endswith("In pytorch, --mode default+compile may change it.")
     tuned = explained("tuned", ("", "compile=on"), {kinds.CONVOLUTION: 1.0}, {kinds.CONVOLUTION: 1.0, kinds.IDLE: 3.0})
     assert explain.sentences(tuned)[0].endswith("No switch is known to change it.")
+
+
+def test_nothing_is_concluded_from_a_profile_that_its_row_contradicts() -> None:
+    one = explained("default", ("", ""), {kinds.PRODUCT: 1.0}, {kinds.PRODUCT: 2.0})
+    for times, why in ((1.2, ""), (1.3, "1.00 (JAX) and 1.30 (PyTorch) times"), (0.75, "0.75 (PyTorch)")):
+        one.pairs[0][1][1].step_seconds = 2.0 * times
+        assert (why in one.why) if why else one.why == ""
+    table = explain.explanation(one)[-1]
+    assert isinstance(table, Table)
+    assert table.notes == [f"not explained: {one.why}"]
+
+
+def test_nothing_is_concluded_of_a_point_without_a_ratio() -> None:
+    one = explained("default", ("", ""), {kinds.PRODUCT: 1.0}, {kinds.PRODUCT: 2.0})
+    assert dataclasses.replace(one, outcome=Outcome([], why="1 of 5 blocks are left")).why == "1 of 5 blocks are left"
 
 
 def test_what_a_mode_changes_is_told_of_the_side_whose_switches_it_turns() -> None:

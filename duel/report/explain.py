@@ -11,7 +11,7 @@ from duel.errors import UserError
 from duel.modes import DEFAULT
 from duel.record import CELL
 from duel.report import compare, reproduction
-from duel.report.shares import Explained, Share, explained, place, remedy
+from duel.report.shares import SIDES, Explained, Share, explained, place, remedy
 from duel.results import Results, Run
 from duel.terminal import Table
 
@@ -19,7 +19,6 @@ MOST_NAMED = 3  # shares that have a sentence, and compilations that are listed
 SMALL = 0.01  # of a step: parts that take less on both sides are added up
 MOST_MODULES = 12
 TELLING = 1.1  # a ratio whose difference is worth dividing by percents
-SIDES = ("JAX", "PyTorch")
 
 
 def _explained(runs: list[Run], results: Results) -> list[Explained]:
@@ -40,7 +39,7 @@ def report(runs: list[Run], results: Results) -> list[Table | str]:
     parts: list[Table | str] = []
     for one in found:
         parts += ["", *one.missing, *(explanation(one) if one.pairs else [])]
-    if lines := switched([one for one in found if one.pairs]):
+    if lines := switched([one for one in found if one.pairs and not one.why]):
         parts += ["", Table([], [], lines, title=["what modes change"])]
     return [*parts, "", *_traces(runs)]
 
@@ -82,7 +81,7 @@ def reproduce(runs: list[Run], results: Results, here: Mapping[str, Mapping[str,
     """
     lines, why = [], []
     for one in _explained(runs, results):
-        if not one.pairs or one.outcome.barred:
+        if not one.pairs or one.why:
             continue
         try:
             lines += _repeated(one, results, here)
@@ -112,8 +111,8 @@ def explanation(one: Explained) -> list[Table | str]:
     head = f"{one.outcome.benchmark}, {one.outcome.use_case}, batch size {row.batch_size}, mode {row.mode}"
     jax, pytorch = one.steps
     said = f"a step takes {_seconds(jax)} in JAX, {_seconds(pytorch)} in PyTorch: JAX / PyTorch {math.exp(one.log):.3f}"
-    if one.outcome.barred:
-        return [Table([], [], [f"nothing to explain: {one.outcome.why}"], title=[head])]
+    if one.why:
+        return [Table([], [], [f"not explained: {one.why}"], title=[head])]
     by_kind = one.divided(lambda part: part.kind)
     by_module = one.divided(place)
     parts: list[Table | str] = [
@@ -158,15 +157,12 @@ def _basis(one: Explained) -> list[str]:
     """Return how far the explanation can be trusted."""
     lines = [f"{one.share:.1%} of the difference is of known kinds; {len(one.pairs)} of {len(one.outcome.pairs)} pairs"]
     for side, name in enumerate(SIDES):
-        rows, found = zip(*(pair[side] for pair in one.pairs), strict=True)
+        found = [pair[side][1] for pair in one.pairs]
         known = statistics.fmean(each.explained for each in found)
         slow = statistics.fmean(each.traced_seconds / each.step_seconds for each in found)
-        apart = statistics.fmean(
-            each.step_seconds / (row.step_seconds_p50 or math.nan) for row, each in zip(rows, found, strict=True)
-        )
         lines.append(
-            f"{name}: {known:.1%} of the time is of known kinds; the profiled process took {apart:.2f} times the "
-            f"row's step, and {slow:.2f} times that while it was traced; {found[0].proof}"
+            f"{name}: {known:.1%} of the time is of known kinds; the profiled process took {one.profiled[side]:.2f} "
+            f"times the row's step, and {slow:.2f} times that while it was traced; {found[0].proof}"
         )
         unknown = {operation: seconds for each in found for operation, seconds in each.unknown.items()}
         if unknown:

@@ -24,7 +24,7 @@ def profiled(records: Records) -> Found:
 
 def tables(found: Found) -> dict[str, list[Record]]:
     """Return the table of each figure by name; it may be empty."""
-    named = [(one, point(line)) for one, line in found if one.pairs]
+    named = [(one, point(line)) for one, line in found if one.pairs and not one.why]
     return {
         "kinds": [base | record for one, base in named for record in _kinds(one)],
         "modules": [base | record for one, base in named for record in _modules(one)],
@@ -38,7 +38,9 @@ def sentences(found: Found) -> list[str]:
     texts = []
     for one, line in found:
         said = list(one.missing)
-        if one.pairs:
+        if one.pairs and one.why:
+            said.append(f"Not explained: {one.why}.")
+        elif one.pairs:
             said = [*explain.sentences(one), f"{one.share:.0%} of the difference is of known kinds.", *said]
         texts.append(f"{line.device_name}, {work(line)}, {label(line)}, {line.mode}: {' '.join(said)}")
     return texts

@@ -21,6 +21,7 @@ from duel.report.pairs import Outcome
 from duel.report.ratios import Estimate
 from duel.switches import ON, applicable
 
+SIDES = ("JAX", "PyTorch")
 WHOLE, IDLE = "(the model itself)", "(idle)"  # what is in no module: the loss, for one
 # What may change a share: the switch and its value, by framework and kind of work.
 REMEDIES: dict[tuple[str, str], tuple[str, str]] = {
@@ -35,6 +36,8 @@ REMEDIES: dict[tuple[str, str], tuple[str, str]] = {
     ("pytorch", kinds.MOVES): ("compile", ON),
     ("pytorch", kinds.IDLE): ("compile", ON),
 }
+
+APART = 1.25  # how much longer a step may take in the row than in the profiled process, or the other way round
 
 Side = tuple[Row, Profile]
 
@@ -69,6 +72,29 @@ class Explained:
     outcome: Outcome
     pairs: list[tuple[Side, Side]]
     missing: list[str]  # why others have none
+
+    @property
+    def why(self) -> str:
+        """Why nothing is concluded from the profiles; empty if something is.
+
+        There must be a ratio to explain, and the profiled processes must have seen what it was measured on.
+        """
+        if not self.outcome.shown:
+            return self.outcome.why
+        apart = [f"{times:.2f} ({name})" for name, times in zip(SIDES, self.profiled, strict=True)]
+        if all(1 / APART <= times <= APART for times in self.profiled):
+            return ""
+        return (
+            f"the profiled processes took {' and '.join(apart)} times the row's step, beyond {1 / APART:.2f} to "
+            f"{APART:.2f}; a quiet machine or a preset with more steps may bring them together"
+        )
+
+    @property
+    def profiled(self) -> tuple[float, float]:
+        """How many times the row's step the profiled process of each side took, the mean over the pairs."""
+        each = [[found.step_seconds / _step(row) for row, found in pair] for pair in self.pairs]
+        jax, pytorch = (statistics.fmean(side) for side in zip(*each, strict=True))
+        return jax, pytorch
 
     @property
     def steps(self) -> tuple[float, float]:
