@@ -1,0 +1,140 @@
+"""Whether a profile finds slow work that was planted into one side: its kind, where it is, and what it costs.
+
+    .venv/driver/bin/python benchmarks/planted.py [NAME ...]
+
+Each plant is put into a copy of the checkout, which is measured and profiled in turn with an unchanged copy. Medians
+over the rounds: the planted kind of work must take up the difference between both steps to within 20 %, and no other
+kind more than 20 % of it. Exit code 1 if one does not.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+ROUNDS, WITHIN = 3, 0.2
+
+
+class Plant(NamedTuple):
+    """What is replaced in which file, and the kind of work that it adds to a benchmark's training."""
+
+    framework: str
+    benchmark: str
+    kind: str
+    file: str
+    old: str
+    new: str
+
+
+# Each about doubles the step, so that what it adds stands out from how steps vary. What XLA would see through, such as
+# the same work twice or two transposes that cancel, is not slow: JAX gets other values each time, PyTorch works eagerly.
+# The transposes write to memory that is there already: with memory of their own, the convolutions after them find theirs
+# mapped, and take a quarter less.
+PLANTS = {
+    "needless transposes": Plant(
+        *("pytorch", "cifar10", "copy and layout", "pytorch/models/cifar10.py"),
+        "            x = functional.relu(conv(x))\n",
+        "            spares = vars(self).setdefault('_spares', {})\n"
+        "            spare = spares.setdefault((x.shape, x.dtype), torch.empty_like(x.detach()))\n"
+        "            for _ in range(30):\n"
+        "                spare.copy_(x.detach().transpose(2, 3))\n"
+        "            x = functional.relu(conv(x))\n",
+    ),
+    "convolutions four times": Plant(
+        *("pytorch", "cifar10", "convolution", "pytorch/models/cifar10.py"),
+        "            x = functional.relu(conv(x))\n",
+        "            [conv(x) for _ in range(3)]\n            x = functional.relu(conv(x))\n",
+    ),
+    "norms four times": Plant(
+        *("jax", "cifar10_resnet18", "normalisation and reduction", "jax/models/_layers.py"),
+        "        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))\n        if train:\n            axis",
+        "        if not hasattr(self, '_twice'):\n"
+        "            self._twice = True\n"
+        "            every = [self(x * (1 + 0.001 * n) + 0.001 * n, train) for n in range(4)]\n"
+        "            del self._twice\n"
+        "            return sum(every) / 4\n"
+        "        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))\n        if train:\n            axis",
+    ),
+    "a sleep between steps": Plant(
+        *("pytorch", "cifar10", "idle", "pytorch/training.py"),
+        "        self._optimizer.step()\n        if self._xla:",
+        "        self._optimizer.step()\n        __import__('time').sleep(0.1)\n        if self._xla:",
+    ),
+    "a call of the host": Plant(
+        *("jax", "mnist", "host", "jax/models/mnist.py"),
+        "        x = _max_pool(nnx.relu(self.conv2(x)))",
+        "        corner = jax.lax.stop_gradient(x[:1, :1, :1, :1])\n"
+        "        slow = lambda corner: (__import__('time').sleep(0.1), corner)[1]\n"
+        "        x = x + jax.lax.stop_gradient(jax.pure_callback(slow, corner, corner))\n"
+        "        x = _max_pool(nnx.relu(self.conv2(x)))",
+    ),
+}
+
+
+def copied(folder: Path, plant: Plant | None) -> Path:
+    """Copy the tracked files to ``folder``, with the plant if there is one."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in files.split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    if plant:
+        text = (folder / plant.file).read_text()
+        assert plant.old in text, f"{plant.file} has changed: {plant.old!r} is not in it"
+        (folder / plant.file).write_text(text.replace(plant.old, plant.new, 1))
+    return folder
+
+
+def profiled(folder: Path, plant: Plant) -> dict[str, Any]:
+    """Measure and profile the benchmark's training in ``folder``; return ms of its step, whole and by kind."""
+    command = ["main.py", "--benchmark", plant.benchmark, "--use_case", "1", "--framework", plant.framework]
+    command += ["--preset", "smoke", "--size", "full", "--profile", "--wait"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    subprocess.run([sys.executable, *command], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
+    run = max((folder / "results/runs").iterdir(), key=lambda run: run.stat().st_mtime)
+    row = json.loads((run / "rows/000.json").read_text())
+    profile = json.loads((run / "profiles/000.json").read_text())
+    if profile.get("why"):
+        raise SystemExit(f"{run}: {profile['why']}")
+    whole = 1e3 * row["step_seconds_p50"]
+    kinds: dict[str, float] = {}
+    for part in profile["parts"]:
+        share = part["seconds"] / profile["traced_seconds"]
+        kinds[part["kind"]] = kinds.get(part["kind"], 0.0) + share * whole
+    return {"step": whole} | kinds
+
+
+def main(names: list[str]) -> int:
+    good = True
+    for name in names or PLANTS:
+        plant = PLANTS[name]
+        with tempfile.TemporaryDirectory(prefix="duel-planted-") as folder:
+            plain, planted = copied(Path(folder) / "plain", None), copied(Path(folder) / "planted", plant)
+            rounds = [(profiled(plain, plant), profiled(planted, plant)) for _ in range(ROUNDS)]
+        kinds = sorted({kind for pair in rounds for side in pair for kind in side})
+        more = {
+            kind: statistics.median(after.get(kind, 0.0) - before.get(kind, 0.0) for before, after in rounds)
+            for kind in kinds
+        }
+        cost = more.pop("step")
+        others = {kind: value for kind, value in more.items() if kind != plant.kind}
+        found, most = more.get(plant.kind, 0.0) / cost, max(others, key=lambda kind: abs(others[kind]))
+        holds = abs(found - 1) <= WITHIN and abs(others[most]) <= WITHIN * cost
+        good &= holds
+        print(
+            f"{name}, {plant.framework} {plant.benchmark}: the step takes {cost:.3g} ms more, {plant.kind} {found:.0%} "
+            f"of that; next {most} {others[most] / cost:.0%}: {'holds' if holds else 'DOES NOT HOLD'}",
+            flush=True,
+        )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
