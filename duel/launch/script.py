@@ -34,7 +34,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _case_patterns(patterns: Sequence[str]) -> str:
+@functools.cache
+def _case_patterns(patterns: tuple[str, ...]) -> str:
     """Format the alternatives of one clause of bash's 'case', wrapped to several lines."""
     text = "\N{NO-BREAK SPACE}| ".join(patterns)  # so that no line begins with a bar
     return " \\\n            ".join(textwrap.wrap(text, 100)).replace("\N{NO-BREAK SPACE}", " ")
