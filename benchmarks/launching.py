@@ -3,10 +3,12 @@
     .venv/driver/bin/python benchmarks/launching.py
 
 Rendering must reach 1,000 scripts/s. Submitting 40 jobs without a pause is compared with a bare sbatch loop over the
-same scripts; the two alternate, and the figures are medians of the ratios. As job arrays it may take at most 1.5 times
-as long, script by script at most 2.5 times: Slurm is on this machine here, where sbatch takes 6 ms, and Duel about as
-much again for a limit on sbatch's time, the run's folder and two durable records. 'status' over 2,000 runs, 40 of them
-waiting in Slurm, must take less than 1 s and call Slurm at most twice. Exit code 1 if one of these does not hold.
+same scripts, as job arrays and script by script; the two alternate, and neither median of the ratios may exceed 1.5.
+'status' over 2,000 runs, 40 of them waiting in Slurm, must take less than 1 s and call Slurm at most twice. Exit code 1
+if one of these does not hold.
+
+Script by script it does not hold yet: 2.1 and 2.3 in two runs. With Slurm on the same machine sbatch takes 6 ms, and Duel about as much
+again for a limit on sbatch's time, the run's folder and two durable records.
 """
 
 import dataclasses
@@ -42,7 +44,7 @@ targets:
     directives: [--partition=cpu, --time=00:10:00, --begin=now+1hour, --mem=100M]
   arrays: {like: site, array: 100}
 """
-MOST_RATIO = {"site": 2.5, "arrays": 1.5}
+TARGETS, MOST_RATIO = ("site", "arrays"), 1.5
 SCRIPTS, ROUNDS, RUNS, WAITING = 2000, 7, 2000, 40
 
 
@@ -124,11 +126,10 @@ def main() -> int:
         for _ in range(SCRIPTS):
             script.render(job, target, folder)
         rate = SCRIPTS / (time.perf_counter() - start)
-        ratios = {name: submitting(name, targets[name], folder) for name in MOST_RATIO}
+        ratios = {name: submitting(name, targets[name], folder) for name in TARGETS}
         seconds, calls = looking(target, folder)
     medians = {name: statistics.median(each) for name, each in ratios.items()}
-    good = all(medians[name] <= most for name, most in MOST_RATIO.items())
-    holds = rate >= 1000 and good and seconds < 1 and calls <= 2
+    holds = rate >= 1000 and max(medians.values()) <= MOST_RATIO and seconds < 1 and calls <= 2
     figures = {
         "scripts_per_second": round(rate),
         "submit_ratio": {name: round(ratio, 2) for name, ratio in medians.items()},
