@@ -34,8 +34,8 @@ class Plant(NamedTuple):
 
 # Each about doubles the step, so that what it adds stands out from how steps vary. What XLA would see through, such as
 # the same work twice or two transposes that cancel, is not slow: JAX gets other values each time, PyTorch is eager. The
-# transposes write to memory that is there already: with memory of their own, the convolutions after them find theirs
-# mapped, and take less.
+# transposes write to memory that is there already: with memory of their own, the convolutions after them took less,
+# presumably because they found theirs mapped.
 PLANTS = {
     "needless transposes": Plant(
         *("pytorch", "cifar10", "copy and layout", "pytorch/models/cifar10.py"),
