@@ -226,6 +226,7 @@ def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(m
         quiet = row.replace(foreign_load=0.0, blocks=5, left_out_blocks=0, left_out=None, waited_seconds=0.0)
         found = profile.read(run.folder, row.row or 0)
         assert found is not None
+        assert 0.1 < found.step_seconds / (row.step_seconds_p50 or 0.0) < 10  # not a matter of units or of counting
         run.write_row(quiet.replace(step_seconds_p50=found.step_seconds))
     merge(results, check=True)
     said = main("explain")
