@@ -7,8 +7,8 @@ same scripts, as job arrays and script by script; the two alternate, and neither
 'status' over 2,000 runs, 40 of them waiting in Slurm, must take less than 1 s and call Slurm at most twice. Exit code 1
 if one of these does not hold.
 
-Script by script it does not hold yet: 2.1 and 2.3 in two runs. With Slurm on the same machine sbatch takes 6 ms, and Duel about as much
-again for a limit on sbatch's time, the run's folder and two durable records.
+Script by script it does not hold yet: 2.1 and 2.3 in two runs. With Slurm on the same machine sbatch takes 6 ms, and
+Duel about as much again for a limit on sbatch's time, the run's folder and two durable records.
 """
 
 import dataclasses
