@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-full check types envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean
-.PHONY: tools benchmark duel page-tools docs
+.PHONY: tools benchmark duel page-tools docs hugging-face
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -72,6 +72,9 @@ jax-env: ## JAX's environment
 pytorch-env: ## PyTorch's environment
 	$(install) pytorch pytorch-$(PYTORCH) 'PyTorch for $(PYTORCH) (5.5 GB, some minutes)'
 
+hugging-face: driver-env ## adds Hugging Face's datasets and tokenizers to main.py's environment, for 'main.py data'
+	$(install) --onto driver hugging-face 'Hugging Face datasets and tokenizers (0.3 GB)'
+
 opacus: pytorch-env ## adds Opacus to PyTorch's environment, for --mode opacus
 	$(install) --onto pytorch opacus 'Opacus (0.1 GB)'
 
@@ -79,12 +82,12 @@ test-env: driver-env ## adds the tools of 'make test' and 'make check' to main.p
 	$(install) --onto driver test 'the tools for tests and checks (0.2 GB)'
 
 # driver first: test is held to its versions. Opacus' other needs are in PyTorch's lock, whichever that is.
-LOCKS = driver test jax-cpu jax-cuda13 jax-cuda12 jax-tpu pytorch-cuda13 pytorch-cuda12 opacus uv
+LOCKS = driver hugging-face test jax-cpu jax-cuda13 jax-cuda12 jax-tpu pytorch-cuda13 pytorch-cuda12 opacus uv
 lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versions)
 	$(install) uv uv 'uv, which writes the lock files (0.1 GB)'
 	@cd requirements && for lock in $(LOCKS); do \
 	    echo "requirements/$$lock.txt"; \
-	    case $$lock in test) more='--constraint driver.txt';; opacus) more=--no-deps;; *) more=;; esac; \
+	    case $$lock in hugging-face|test) more='--constraint driver.txt';; opacus) more=--no-deps;; *) more=;; esac; \
 	    ../.venv/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	        --only-binary :all: $(if $(UPGRADE),--upgrade) $$more $$lock.in --output-file $$lock.txt || exit 1; \
 	done
@@ -120,9 +123,9 @@ slurm: ## install Debian's Slurm for the tests (asks for root; only when called)
 	    apt-get install -qq --yes --no-install-recommends $(SLURM); \
 	    if [ -n "$$new" ] && command -v systemctl >/dev/null; then systemctl disable --quiet $$new; fi'
 
-# What the tests open a report with: a browser, and LaTeX with the packages of its table.
-PAGE = chromium texlive-latex-recommended texlive-science lmodern
-page-tools: ## install Debian's Chromium and LaTeX for the tests (asks for root; only when called)
+# What the tests open a report with, a browser, and LaTeX with the packages of its table; and pictures to train on.
+PAGE = chromium dataset-fashion-mnist texlive-latex-recommended texlive-science lmodern
+page-tools: ## install Debian's Chromium, LaTeX and pictures for the tests (asks for root; only when called)
 	@command -v apt-get >/dev/null || { \
 	    echo "There is no apt-get here: install Chromium, and LaTeX with siunitx, yourself." >&2; exit 1; }
 	@test "$$(dpkg-query --show --showformat='$${db:Status-Status}\n' $(PAGE) 2>/dev/null | grep -cx installed)" = \

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 # Options that people look for and Duel does not have under that name, each with what to do instead.
 ABSENT: Mapping[str, str] = {
-    **dict.fromkeys(("epochs", "steps", "iterations"), "--preset sets how long to measure ('main.py help presets')"),
+    **dict.fromkeys(("steps", "iterations"), "--preset sets how long to measure ('main.py help presets')"),
     **dict.fromkeys(
         ("optimizer", "lr", "learning_rate", "momentum", "weight_decay", "loss"),
         "each benchmark has one published recipe, the same on both sides (docs/models.md)",
@@ -30,7 +30,7 @@ ABSENT: Mapping[str, str] = {
     ),
     **dict.fromkeys(("repeats", "repeat", "runs", "pairs"), "--preset sets how often a row is measured"),
     **dict.fromkeys(("seed",), "the seed is fixed: both sides must draw the same weights and batches"),
-    **dict.fromkeys(("dataset", "data_dir", "data"), "the data folder is the target's 'data' in cluster.yaml"),
+    **dict.fromkeys(("data_dir", "data"), "the data folder is the target's 'data' in cluster.yaml"),
     **dict.fromkeys(("output", "out", "results"), "records always go to results/"),
     **dict.fromkeys(("wandb", "wandb_project", "project"), "W&B is configured by the target's 'wandb' in cluster.yaml"),
 }

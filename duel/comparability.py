@@ -23,9 +23,11 @@ ALIKE = (
     *("benchmark", "use_case", "size", "precision", "mode", "batch_size", "product", "microbatch", "scaling"),
     *("target", "host", "device_kind", "device_name", "device_id", "device_count", "nodes", "cpus", "mig", "driver"),
     *("preset", "dataset", "parameters", "weights_sha256", "data_sha256", "code_sha256", "git_sha"),
-    *("learning_rate", "loss_steps"),
+    *("learning_rate", "loss_steps", "recipe", "target_accuracy", "seed", "seen_sha256"),
 )
 ACCURACY = {"fp32": 0.02, "tf32": 0.03, "bf16": 0.05, "fp16": 0.03}  # of the held-out samples
+# Relative difference of the held-out loss with the initial weights, which only rounding may cause.
+EVALUATED = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
 CLOCKS = 0.15  # relative difference of the clocks' medians
 FOREIGN_LOAD = 0.05  # mean share of the CPUs' time
 LEFT_OUT = 0.3  # share of the blocks
@@ -69,7 +71,7 @@ def _faults(row: Row) -> list[tuple[str, str]]:
         ("precision", f"{FRAMEWORK_DEFAULT} is never compared"): row.precision == FRAMEWORK_DEFAULT,
         ("steady", "no steady state"): row.steady is False,
         ("rung", "handicapped, XLA's autotuner had to be switched off"): row.rung == HANDICAPPED,
-        ("restarts", str(row.restarts)): bool(row.restarts),
+        ("restarts", str(row.restarts)): bool(row.restarts) and not row.recipe,
     }
     for name in variables.unnamed(row.variables):
         checks["variables", f"{name} has no name: neither the target nor a switch sets it"] = True
@@ -89,7 +91,7 @@ def disturbances(row: Row) -> list[tuple[str, str]]:
         ),
         ("foreign_load", f"{row.foreign_load or 0:.0%}"): (row.foreign_load or 0.0) > FOREIGN_LOAD,
         ("waited_seconds", f"a step takes {waited:.2g} s when waited for, {timed:.2g} s within blocks"): (
-            waited > WAITED * timed and waited > SHORTEST_WAITED
+            0 < WAITED * timed < waited and waited > SHORTEST_WAITED
         ),
     }
     return [fault for fault, bad in checks.items() if bad]
@@ -116,6 +118,9 @@ def _apart(one: Row, other: Row) -> list[str]:
     most = ACCURACY.get(str(one.precision), 0.0)
     if one.accuracy is not None and other.accuracy is not None and abs(one.accuracy - other.accuracy) > most:
         wrong.append(f"accuracy ({one.accuracy:.3f} | {other.accuracy:.3f})")
+    before, there = one.held_out_loss_before, other.held_out_loss_before
+    if before and there and abs(before / there - 1) > EVALUATED.get(str(one.precision), 0.0):
+        wrong.append(f"held_out_loss_before ({before:.6g} | {there:.6g})")
     if one.clock_mhz and other.clock_mhz and abs(one.clock_mhz / other.clock_mhz - 1) > CLOCKS:
         wrong.append(f"clock_mhz ({one.clock_mhz:.0f} | {other.clock_mhz:.0f})")
     return wrong

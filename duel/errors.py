@@ -7,3 +7,7 @@ class UserError(ValueError):
 
 class Disproved(Exception):
     """A row does not measure what it was asked to measure: the message says what shows it."""
+
+
+class Diverged(Exception):
+    """A training's loss is no number any more: the message says where, and what is kept."""

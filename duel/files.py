@@ -6,6 +6,7 @@ Nothing here knows what is in them. Anybody may have written what is read: it mu
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -158,6 +159,11 @@ def fitting(stored: Any, kind: type[T], name: str) -> T:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")[:200]
+
+
+def digest(values: dict[str, Any]) -> str:
+    """Return 12 hex digits that are equal exactly when ``values`` are."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def process_started(pid: int) -> str | None:

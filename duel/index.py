@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from duel import files
-from duel.files import replacing
-from duel.record import COLUMNS, digest
+from duel.files import digest, replacing
+from duel.record import COLUMNS
 from duel.results import Results, by_time
 
 FORMAT = 1

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from duel import modes
+from duel import modes, recipes
 from duel.catalogue import (
     BENCHMARKS,
     FRAMEWORKS,
@@ -20,13 +20,14 @@ from duel.catalogue import (
     PRECISIONS,
     PRESETS,
     PRODUCTS,
+    STRONG,
     USE_CASES,
     VALIDATE,
     WEAK,
 )
-from duel.files import RUN_ID, stamp
+from duel.files import RUN_ID, digest, stamp
 from duel.modes import DEFAULT
-from duel.record import COLUMNS, NOT_HERE, Row, digest
+from duel.record import COLUMNS, NOT_HERE, Row
 
 SEED = 0
 MOST_LETTERS = 60
@@ -34,6 +35,16 @@ RENDERED, EDITED = "rendered", "edited by hand"
 CURVE = ("learning_rate", "loss_first", "loss_last", "loss_steps", "accuracy")
 LATENCY = tuple(column for column in COLUMNS if column.startswith("latency_"))
 PASSES = ("forward_seconds", "gradient_seconds")
+TRAINING = ("dataset", "epochs", "target_accuracy", "seeds", "max_hours")  # options of a training to accuracy
+# What only timed blocks give.
+MEASURED = (
+    *("steady", "warmup_steps", "iterations", "blocks", "left_out_blocks", "left_out", "outliers", "steps_per_block"),
+    *(column for column in COLUMNS if column.startswith("step_seconds_")),
+    *("throughput", "scaling_efficiency", "collective_seconds", "warm_start_seconds", "idle_watts", "clock_mhz"),
+    *("clock_mhz_lowest", "temperature_celsius", "foreign_load", "ecc_errors", "joules_per_item", "mean_watts"),
+    *("energy_source", "step_flops", "matmul_flops_per_second", "copy_bytes_per_second", "mfu", "bound"),
+    *("arithmetic_intensity", "device_process_bytes", "host_peak_bytes", "mig", "accuracy"),
+)
 SCALED = ("scaling_efficiency", "collective_seconds")
 # What launch.json may hold: words become options of run.py and parts of names, directives become lines of a script.
 Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*\Z")]
@@ -69,6 +80,11 @@ class Job:
     profile: bool = False  # whether each row's program is traced, too
     session: Count = 1  # its number among the sessions that one command planned
     delay: Annotated[int, msgspec.Meta(ge=0)] = 0  # seconds from its submission until it may begin
+    dataset: Word | None = None  # that it trains on to accuracy; None: it measures
+    epochs: Count | None = None  # of that training; None: the recipe's
+    target_accuracy: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None  # at which it ends
+    seeds: Count | None = None  # with each of which it trains once; None: one
+    max_hours: Annotated[float, msgspec.Meta(gt=0)] | None = None  # in all, across time limits; None: one limit's
 
     def __post_init__(self) -> None:
         assert self.framework in (*FRAMEWORKS, PAIRED)
@@ -117,6 +133,10 @@ class Job:
         variants += [f"trials_{self.trials}"] if self.trials else []
         variants += ["profile"] if self.profile else []
         variants += [f"session_{self.session}"] if self.session > 1 else []
+        if self.dataset:
+            variants += [self.dataset.replace("-", "_"), f"epochs_{self.recipe.epochs}"]
+            variants += [f"to_{self.target_accuracy:g}".replace(".", "_")] if self.target_accuracy else []
+            variants += [f"seeds_{self.seeds}"] if self.seeds else []
         if self.use_case in MANY:
             variants += [f"{self.nodes}x{self.devices_per_node}", *([self.scaling] if self.scaling != WEAK else [])]
         name = "_".join([self.benchmark, str(self.use_case), *variants])
@@ -129,6 +149,12 @@ class Job:
         run_id = f"{self.stem}-{pair_stamp or stamp()}"
         assert RUN_ID.fullmatch(run_id), run_id
         return run_id
+
+    @property
+    def recipe(self) -> recipes.Recipe:
+        """The recipe of a training to accuracy."""
+        assert self.dataset
+        return recipes.recipe(self.benchmark, self.dataset, self.epochs, next(iter(self.batch_sizes), None))
 
     @property
     def options(self) -> list[str]:
@@ -144,6 +170,8 @@ class Job:
         options += ["--pairs", str(self.pairs)] if self.pairs else []
         options += ["--trials", str(self.trials)] if self.trials else []
         options += ["--profile"] if self.profile else []
+        for name in TRAINING:
+            options += [f"--{name}", str(value)] if (value := getattr(self, name)) is not None else []
         if self.use_case in MANY:
             options += ["--nodes", str(self.nodes), "--devices", str(self.devices_per_node), "--scaling", self.scaling]
         return [*options, f"--weights={self.weights}"] if self.weights else options
@@ -180,26 +208,9 @@ class Job:
         preset = PRESETS[self.preset]
         paired = self.framework == PAIRED
         repeats = 1 if self.use_case == VALIDATE else (self.pairs or preset.pairs) if paired else preset.repeats
-        benchmark = BENCHMARKS[self.benchmark]
-        many = self.use_case in MANY
-        row = Row(
-            benchmark=self.benchmark,
-            use_case=self.use_case,
-            target=self.target,
-            preset=self.preset,
-            precision=self.precision,
-            mode=self.mode,
-            rung=0,
-            size=self.size or preset.size,
-            seed=SEED,
-            weights=self.weights or f"seed {SEED}",
-            attempt=self.attempt,
-            microbatch=self.microbatch,
-            nodes=1,
-            scaling=self.scaling if many else None,
-            throughput_unit=benchmark.unit,
-            missing=self._missing(),
-        )
+        if self.dataset:
+            return self._trainings()
+        many, row = self.use_case in MANY, self._row()
         alone: dict[str, Any] = {"missing": dict.fromkeys(SCALED, "on one device")} if many else {}
         counts = [alone, {"nodes": self.nodes, "device_count": self.ranks}] if many else [{}]
         rows = [
@@ -219,9 +230,53 @@ class Job:
         ]
         return [row.replace(point=number) for number, row in enumerate(rows)] if self.trials else rows
 
+    def _trainings(self) -> list[Row]:
+        """Return one row for each seed and framework, in the order A B B A. The batch size is over all devices."""
+        row = self._row().replace(
+            dataset=self.dataset,
+            recipe=self.recipe.said(),
+            epochs=self.recipe.epochs,
+            target_accuracy=self.target_accuracy,
+            batch_size=self.recipe.batch_size,
+            nodes=self.nodes,
+            device_count=self.ranks,
+            scaling=STRONG if self.use_case in MANY else None,
+            repeats=self.seeds or 1,
+            point=0,
+        )
+        return [
+            row.replace(framework=framework, repeat=seed, seed=seed, weights=self.weights or f"seed {seed}")
+            for seed in range(self.seeds or 1)
+            for framework in (self.frameworks[::-1] if seed % 2 else self.frameworks)
+        ]
+
+    def _row(self) -> Row:
+        """Return what all its rows have in common."""
+        return Row(
+            benchmark=self.benchmark,
+            use_case=self.use_case,
+            target=self.target,
+            preset=self.preset,
+            precision=self.precision,
+            mode=self.mode,
+            rung=0,
+            size=self.size or PRESETS[self.preset].size,
+            seed=SEED,
+            weights=self.weights or f"seed {SEED}",
+            attempt=self.attempt,
+            microbatch=self.microbatch,
+            nodes=1,
+            scaling=self.scaling if self.use_case in MANY else None,
+            throughput_unit=BENCHMARKS[self.benchmark].unit,
+            missing=self._missing(),
+        )
+
     def _missing(self) -> dict[str, str]:
         """Return why columns of its rows stay empty, as far as the plan knows."""
         missing = {"accuracy": "synthetic data"} if BENCHMARKS[self.benchmark].dataset == "synthetic" else {}
+        if self.dataset:
+            missing |= dict.fromkeys((*MEASURED, *PASSES), "a training to accuracy")
+            missing |= {} if self.target_accuracy else {"target_accuracy": "none was given"}
         module = USE_CASES[self.use_case].module
         if module != "training":
             missing |= dict.fromkeys((*CURVE, *PASSES), NOT_HERE)

@@ -1,24 +1,23 @@
 """The result record: one row per measured point, its columns with their units.
 
 ``results.csv`` has exactly the columns of ``Row``, in this order. A column without a value is empty in the CSV and has
-its reason in the column ``missing``; it is never zero.
+its reason in the column ``missing``; it is never zero. Only columns of a training have none in a measured row.
 """
 
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
-from duel.files import RUN_ID, Damaged, fitting
-from duel.states import FINISHED, SKIPPED, STATES
+from duel.files import RUN_ID, Damaged, digest, fitting
+from duel.states import FINISHED, STATES
 
 # Two rows are repeats of each other exactly when all of these are equal, and a pair when all but the framework are.
 CELL = (
@@ -38,6 +37,7 @@ CELL = (
     "microbatch",
     "weights",
 )
+TRAINED = ("recipe", "target_accuracy", "seed")  # and these, for a training to accuracy
 
 # The former become parts of paths; of the latter, ratios and their logarithms are computed.
 PARTS_OF_PATHS = ("run_id", "benchmark", "size", "device_kind")
@@ -202,6 +202,23 @@ class Row:
     loss_last: float | None = column("training loss of step loss_steps; with synthetic data, of the first step's batch")
     loss_steps: int | None = column("opening steps, the same on both sides", "steps")
     accuracy: float | None = column("held-out accuracy after loss_steps steps", "share of 1")
+    recipe: str | None = column("how a training to accuracy goes: epochs, rates, augmentation; empty for measured rows")
+    epochs: int | None = column("epochs that a training is planned for")
+    target_accuracy: float | None = column("held-out top-1 accuracy at which a training ends early", "share of 1")
+    trained_epochs: int | None = column("epochs that it took")
+    held_out_loss_before: float | None = column("mean loss of all held-out samples with the initial weights")
+    top1_before: float | None = column("their top-1 accuracy with the initial weights", "share of 1")
+    held_out_loss: float | None = column("mean loss of all held-out samples at the end")
+    top1: float | None = column("held-out top-1 accuracy at the end", "share of 1")
+    top5: float | None = column("held-out top-5 accuracy at the end", "share of 1")
+    training_loss: float | None = column("mean training loss of the last epoch")
+    training_seconds: float | None = column("time of all epochs, without their evaluations", "s")
+    training_joules: float | None = column("energy of all epochs, without their evaluations", "J")
+    waiting_share: float | None = column("share of training_seconds spent waiting for data", "share of 1")
+    trained_per_second: float | None = column("samples trained on / training_seconds", "samples/s")
+    seconds_to_target: float | None = column("training_seconds until target_accuracy was reached", "s")
+    joules_to_target: float | None = column("training_joules until target_accuracy was reached", "J")
+    seen_sha256: str | None = column("hash over the batches of a training: all labels, every 97th number of the inputs")
     started: str | None = column("start of the row's process", "UTC, ISO 8601")
     ended: str | None = column("end of the row's process", "UTC, ISO 8601")
     git_sha: str | None = column("commit of the code that ran")
@@ -219,8 +236,10 @@ class Row:
 
     def with_cell(self) -> "Row":
         """Return a copy with ``cell`` and ``pair``, made from the fields of ``CELL``: each known, or in ``missing``."""
-        values = {name: getattr(self, name) for name in CELL}
-        unknown = [name for name, value in values.items() if value is None and name not in self.missing]
+        values = {name: getattr(self, name) for name in (*CELL, *(TRAINED if self.recipe else ()))}
+        unknown = [
+            name for name, value in values.items() if value is None and name not in self.missing and name in CELL
+        ]
         assert not unknown, f"a cell needs {unknown}"
         pair = {name: value for name, value in values.items() if name != "framework"}
         return self.replace(cell=digest(values), pair=digest(pair))
@@ -265,7 +284,10 @@ class Row:
     def to_csv(self) -> list[str]:
         """Return one string per column. Every empty column has a reason, if only that the row did not reach it."""
         values = self.to_dict()
-        reasons = {name: self.missing.get(name, NOT_YET) for name in COLUMNS[:-1] if values[name] is None}
+        empty = [name for name in COLUMNS[:-1] if values[name] is None]
+        if self.recipe is None:  # nobody asks a measured row why it is no training
+            empty = [name for name in empty if name not in LEARNED]
+        reasons = {name: self.missing.get(name, NOT_YET) for name in empty}
         if self.status == FINISHED:
             for name in ("cause", "why", "partial"):  # a finished row needs none
                 reasons.pop(name, None)
@@ -303,6 +325,7 @@ def _check_variables(text: str, name: str) -> None:
 
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
+LEARNED = COLUMNS[COLUMNS.index("recipe") : COLUMNS.index("seen_sha256") + 1]  # of trainings to accuracy alone
 _NAMES = frozenset(COLUMNS)
 _TYPES: dict[str, type] = {
     name: next(a for a in typing.get_args(hint) if a is not types.NoneType)
@@ -324,27 +347,3 @@ def _reasons(text: str) -> dict[str, str]:
 _BY_TYPE: dict[type, Callable[[str], Any]] = {str: sys.intern, bool: "True".__eq__, int: int, float: float}
 _PARSERS = [_BY_TYPE[kind] for kind in _TYPES.values()]  # ``missing`` has its own
 _PUTS = [vars(Row)[name].__set__ for name in COLUMNS]
-
-
-# Why a row may have ended that would have finished otherwise (``duel.status.CAUSES``).
-INTERRUPTIONS = ("warned", "told to end", "time limit", "preempted", "infrastructure", "cancelled", "killed")
-
-
-def planned_as(row: Row) -> tuple[Any, ...]:
-    """Return what rows that are tries at the same planned one have in common."""
-    return row.framework, row.point, row.repeat
-
-
-def interrupted(row: Row) -> bool:
-    """Return whether a row ended for a reason that lies not in itself."""
-    return row.status not in (FINISHED, SKIPPED) and (row.started is None or row.why in INTERRUPTIONS)
-
-
-def counted(rows: Iterable[Row]) -> list[Row]:
-    """Return the last one of several tries at the same planned row, in the order of the first."""
-    return list({planned_as(row): row for row in rows}.values())
-
-
-def digest(values: dict[str, Any]) -> str:
-    """Return 12 hex digits that are equal exactly when ``values`` are."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

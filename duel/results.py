@@ -10,6 +10,7 @@
         status.json                what the run is doing; rewritten whole, by one owner at a time
         metrics.jsonl              one line per event, each by one write
         rows/<number>.json         one per measured point
+        curves/, checkpoints/      <side>-<n>: the epochs of a training, and its newest two checkpoints
         evidence/<number>-<rank>.npz    what the row's program computed from known weights (duel.evidence)
         environment.json           packages, device, git, variables
         log.txt                    what the job printed
@@ -34,13 +35,13 @@ from typing import Any
 from duel import files
 from duel.errors import UserError
 from duel.files import RUN_ID, Damaged, process_started, utc, write_atomically
-from duel.record import Row, counted, interrupted, planned_as
+from duel.record import Row
 from duel.states import FAILED, FINISHED, LOST, QUEUED, SKIPPED, TERMINAL
 from duel.status import LaunchRecord, Owner, Progress, Status, plain
+from duel.tries import counted, interrupted, planned_as
 
 _ROW_FILE = re.compile(r"[0-9]{3,6}\.json")
 _HALF_MADE = re.compile(r"\.[A-Za-z0-9_][A-Za-z0-9._-]*\.[0-9]{1,9}")  # as ``Run.create`` names it
-MOST_LOSS = 1e300  # beyond it an integer may not fit a float; the comparison leaves out NaN, too
 NOBODY = Owner()  # until a run has an owner
 LITTER_SECONDS = 24 * 3600.0
 
@@ -82,6 +83,9 @@ class Run:
         there = (self.folder / "evidence").glob(f"{number:03d}-*.npz")
         found = [path for path in there if re.fullmatch(r"[0-9]{3,}-[0-9]{1,9}", path.stem)]
         return sorted(found, key=lambda path: int(path.stem.partition("-")[2]))
+
+    def curve_file(self, row: Row) -> Path:
+        return self.folder / "curves" / f"{row.framework}-{row.repeat}.json"
 
     @property
     def metrics(self) -> Path:
@@ -138,14 +142,15 @@ class Run:
         """Prepare an interrupted run to continue with what it has not measured, and change ``launch`` in launch.json.
 
         Rows that ended stay as they are. One that was interrupted, and the finished half of its pair, which another
-        hour or node would not be compared with, are measured again as new rows. A kill at any moment leaves the run
-        interrupted, so that this can be repeated.
+        hour or node would not be compared with, are measured again as new rows; of a training, only the one.
+        A kill at any moment leaves the run interrupted, so that this can be repeated.
         """
         rows = self.rows()
         last = {planned_as(row): row for row in rows}
-        open_pairs = {planned_as(row)[1:] for row in last.values() if interrupted(row)}
+        open_pairs = {planned_as(row)[1:] for row in last.values() if interrupted(row) and not row.recipe}
         self.write_status(why="never ran")  # if nothing follows: this attempt, which launch.json counts, was not sent
-        self.write_launch(**launch)
+        if launch:
+            self.write_launch(**launch)
         write_atomically(self.script, script)
         number = len(rows)
         for row in planned:
@@ -259,11 +264,6 @@ class Run:
             else:
                 torn += 1
         return events, torn
-
-    def losses(self) -> list[float]:
-        """Return the opening losses in metrics.jsonl."""
-        found = [event.get("loss") for event in self.events()[0] if event["event"] == "loss"]
-        return [float(loss) for loss in found if isinstance(loss, int | float) and abs(loss) < MOST_LOSS]
 
 
 def _text(record: Any) -> str:

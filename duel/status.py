@@ -75,6 +75,7 @@ class Progress:
     needed: int | None = None
     throughput: float | None = None
     unit: str = ""
+    label: str = ""  # of a training: its epoch, and the accuracy so far
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Status:
     cause: str = ""  # in words, for any end but ``finished``
     why: Why | None = None
     exit_code: int | None = None
+    used: Second = 0.0  # s that a training took in the jobs before
     wandb: str = ""
 
     @property

@@ -99,6 +99,9 @@ def interpreter(framework: str) -> str:
     return str(python)
 
 
+FRAMEWORKS_PYTHON = [str(ROOT / ".venv" / framework / "bin" / "python") for framework in ("jax", "pytorch")]
+
+
 def without_copy(script: str) -> str:
     """A run's script as the one to start by hand has it: with the code of the checkout instead of its copy."""
     lines = [line for line in script.splitlines() if not line.startswith(("# sha256", "export DUEL_CHECKOUT="))]

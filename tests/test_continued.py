@@ -14,12 +14,13 @@ from duel.launch import cluster, resubmit, state, submit
 from duel.launch.submit import Before
 from duel.launch.views import RunView
 from duel.measure import supervisor
-from duel.record import Row, counted
+from duel.record import Row
 from duel.report.pairs import outcomes
 from duel.report.sessions import over_sessions
 from duel.results import Results, Run
 from duel.states import FAILED, FINISHED, QUEUED, RUNNING
 from duel.status import LaunchRecord, Owner
+from duel.tries import counted
 
 JOB = Job(PAIRED, "mnist", 1, "standard", "fp32", None, "local")
 NOW = "2026-11-25T10:00:00Z"

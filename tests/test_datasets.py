@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from duel import datasets
 from duel.catalogue import BENCHMARKS
+from duel.data.idx import FILES
 from duel.measure import batches
 
 TRAIN, HELD_OUT = 40, 12
-IMAGES, LABELS, HELD_OUT_IMAGES, HELD_OUT_LABELS = datasets.MNIST_FILES
+IMAGES, LABELS, HELD_OUT_IMAGES, HELD_OUT_LABELS = FILES
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -29,7 +30,7 @@ def idx(array: np.ndarray) -> bytes:
 def contents() -> dict[str, bytes]:
     generator = np.random.default_rng(0)
     files = {}
-    for count, (images, labels) in ((TRAIN, datasets.MNIST_FILES[:2]), (HELD_OUT, datasets.MNIST_FILES[2:])):
+    for count, (images, labels) in ((TRAIN, FILES[:2]), (HELD_OUT, FILES[2:])):
         files[images] = idx(generator.integers(256, size=(count, 28, 28)))
         files[labels] = idx(generator.integers(10, size=count))
     return files
@@ -48,7 +49,7 @@ def compress(path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", datasets.MNIST_FOLDERS)
-@pytest.mark.parametrize("packed", [(), datasets.MNIST_FILES, datasets.MNIST_FILES[:1]], ids=["plain", "gz", "mixed"])
+@pytest.mark.parametrize("packed", [(), FILES, FILES[:1]], ids=["plain", "gz", "mixed"])
 def test_mnist_files_are_read_where_they_may_lie(tmp_path: Path, place: str, packed: tuple[str, ...]) -> None:
     (tmp_path / place).mkdir(parents=True, exist_ok=True)
     files = contents()
@@ -141,7 +142,7 @@ def test_a_flipped_byte_of_a_gzip_file_never_changes_a_sample(position: int, fli
             assert np.array_equal(data.train_labels, expected.train_labels)
 
 
-@pytest.mark.parametrize("missing", [datasets.MNIST_FILES[:1], datasets.MNIST_FILES[1:]])
+@pytest.mark.parametrize("missing", [FILES[:1], FILES[1:]])
 def test_some_but_not_all_files_are_an_error_that_names_the_missing(folder: Path, missing: tuple[str, ...]) -> None:
     for name in missing:
         (folder / name).unlink()

@@ -11,6 +11,7 @@ from duel.measure.batches import Pool
 from duel.measure.device import Setting
 from inference import Inference
 from per_sample_gradients import PerSampleGradients
+from trainer import Trainer
 from training import Training
 
 devices_module: twin.DevicesModule = devices
@@ -23,6 +24,10 @@ ceilings_module: twin.CeilingsModule = ceilings
 
 def training(setting: Setting, pool: Pool, arrays: twin.Arrays) -> twin.Training:
     return Training(setting, pool, arrays)
+
+
+def trainer(setting: Setting, pool: Pool, arrays: twin.Arrays) -> twin.Trainer:
+    return Trainer(setting, pool, arrays)
 
 
 def per_sample_gradients(setting: Setting, pool: Pool, arrays: twin.Arrays) -> twin.PerSampleGradients:

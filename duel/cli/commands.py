@@ -194,6 +194,31 @@ def _report_study(name: str, progress: "Sequence[Progress]", results: "Results")
     return 0
 
 
+def data(args: argparse.Namespace, results: "Results") -> int:
+    """Show, fetch, prepare or check data sets."""
+    from duel.launch import cluster, datasets
+
+    _, target = cluster.load(ROOT / "cluster.yaml").target(args.target)
+    folder = ROOT / target.data
+    acts = [name for name in ("download", "prepare", "skip_damaged", "check") if getattr(args, name)]
+    if args.dataset is None:
+        if acts:
+            raise UserError(f"--{acts[0]} needs the name of a data set")
+        terminal.show(datasets.table(folder))
+        return 0
+    if args.skip_damaged and not args.prepare:
+        raise UserError("--skip_damaged is for --prepare")
+    if args.download and not args.prepare:
+        datasets.download(args.dataset, folder, say)
+    if args.prepare:
+        datasets.prepare(args.dataset, folder, args.skip_damaged, args.download, say)
+    if args.check:
+        datasets.check(args.dataset, folder, say)
+    if not acts:
+        terminal.show(*datasets.described(args.dataset, folder))
+    return 0
+
+
 def sync(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import manage, state, sync
 

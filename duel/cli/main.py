@@ -16,6 +16,7 @@ from duel.arguments import Parser, Several, near, program
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, TRIAL, VALIDATE, WEAK
 from duel.cli import commands, records, topics
 from duel.errors import UserError
+from duel.job import TRAINING
 from duel.modes import DEFAULT, WATERFALL
 from duel.options import (
     FRAMEWORK_SYNONYMS,
@@ -36,6 +37,7 @@ from duel.options import (
     weights_source,
 )
 from duel.terminal import warn
+from duel.training_options import add_training, check_training
 
 if TYPE_CHECKING:
     from duel.results import Results
@@ -66,6 +68,7 @@ def _submit_options(parser: Parser) -> None:
     start.add_argument(
         "--spacing", type=spacing, metavar="TIME", help="time from one session's start to the next (default: 2h)"
     )
+    add_training(parser)
     start.add_argument("--profile", action="store_true", help="trace each row's program, too, for 'explain'")
     start.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
     start.add_argument("--wait", action="store_true", help="show progress, then the comparison")
@@ -79,6 +82,9 @@ def _check_submit(parser: Parser, args: argparse.Namespace) -> None:
         verb = "are" if " and " in missing else "is"
         parser.error(f"{missing} {verb} needed to start jobs; '{program()} --help' shows the commands")
     check_use_cases(parser, args, args.use_case)
+    check_training(parser, args, args.benchmark, args.use_case)
+    if args.dataset and (args.sessions or args.profile or args.mode == WATERFALL):
+        parser.error("--dataset trains to accuracy; --sessions, --profile and a waterfall are for measured rows")
     if args.paired and args.framework:
         parser.error("--paired measures both frameworks; leave out --framework, or --paired")
     if args.mode == WATERFALL and not args.paired:
@@ -108,7 +114,7 @@ def _tune_options(parser: Parser) -> None:
     parser.add_argument("--dry_run", action="store_true", help="write and print the scripts, start nothing")
     parser.add_argument("--wait", action="store_true", help="show progress, then what was found")
     parser.set_defaults(preset=TRIAL, paired=True, framework=None, mode=DEFAULT, sessions=None, spacing=None)
-    parser.set_defaults(profile=False, nodes=None, devices=None, scaling=WEAK)
+    parser.set_defaults(profile=False, nodes=None, devices=None, scaling=WEAK, **dict.fromkeys(TRAINING))
 
 
 def _check_tune(parser: Parser, args: argparse.Namespace) -> None:
@@ -229,6 +235,7 @@ COMMANDS = (
     Command("resubmit", "resubmit unfinished runs, depending on why they failed", commands.resubmit, _resubmit_options),
     Command("study", "plan, start and continue the points of a study", commands.study, _study_options),
     Command("validate", "prove that both sides compute the same function", commands.validate, _validate_options),
+    Command("data", "show, fetch and prepare data sets", commands.data, records.data),
     Command("sync", "upload offline runs to Weights & Biases", commands.sync, _choosing("uploaded")),
     Command("collect", "update results/results.csv", commands.collect, records.collect),
     Command("archive", "pack settled runs into results/archive", commands.archive, _choosing("packed")),

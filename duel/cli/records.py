@@ -1,7 +1,8 @@
 """The options of the commands that read and publish records."""
 
 from duel.arguments import Parser
-from duel.options import add_selection, target_name
+from duel.options import add_selection, chosen, target_name
+from duel.recipes import DATASETS
 
 
 def status(parser: Parser) -> None:
@@ -58,6 +59,17 @@ def reproduce(parser: Parser) -> None:
 
 def bundle(parser: Parser) -> None:
     parser.add_argument("set", metavar="SET", help="name of a published set")
+
+
+def data(parser: Parser) -> None:
+    parser.add_argument(
+        "dataset", metavar="NAME", nargs="?", type=chosen("data set", tuple(DATASETS)), help=", ".join(DATASETS)
+    )
+    parser.add_argument("--target", type=target_name, metavar="NAME", help="the target whose data folder is meant")
+    parser.add_argument("--download", action="store_true", help="fetch its published files, or from Hugging Face's hub")
+    parser.add_argument("--prepare", action="store_true", help="decode its pictures once, into files that jobs map")
+    parser.add_argument("--skip_damaged", action="store_true", help="with --prepare: leave damaged pictures out, named")
+    parser.add_argument("--check", action="store_true", help="read all of it, and compare with its checksums")
 
 
 def workspace(parser: Parser) -> None:

@@ -8,6 +8,7 @@ from duel.catalogue import ALIASES, BENCHMARKS, PRECISIONS, PRESETS, PRODUCTS, S
 from duel.switches import SWITCHES
 
 WIDTH = 80
+RARE = ("sync", "workspace", "completion")  # commands that the first page only names
 
 # One screen. Option names are both here and in duel.options; a test keeps them in step.
 FRONT = """\
@@ -22,10 +23,12 @@ options that start jobs ('{program} submit --help' explains them)
   what    --benchmark  --use_case  --size  --batch_sizes  --products  --weights
   how     --preset  --precision  --mode  --microbatch  --profile
   where   --target  --device  --nodes  --devices  --scaling
+  train   --dataset  --epochs  --target_accuracy  --seeds  --max_hours
   start   --framework  --paired  --sessions  --spacing  --dry_run  --wait
 
 commands ('{program} COMMAND --help' explains one)
 {commands}
+  also: {rare}
 topics (help TOPIC): {topics}
 """
 
@@ -96,4 +99,5 @@ TOPICS: Mapping[str, Callable[[], str]] = {
 
 def front(program: str, commands: Mapping[str, str]) -> str:
     """Return the first page. ``commands`` maps the name of each command to what it does."""
-    return FRONT.format(program=program, commands=_table(commands), topics=", ".join(TOPICS))
+    shown = {name: text for name, text in commands.items() if name not in RARE}
+    return FRONT.format(program=program, commands=_table(shown), rare=", ".join(RARE), topics=", ".join(TOPICS))

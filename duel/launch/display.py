@@ -52,7 +52,9 @@ def _doing(status: Status) -> str:
     """Return a run's phase, its progress, and how long the phase has lasted."""
     progress, text = status.progress, status.phase
     if progress.done is not None and progress.needed is not None:
-        text += f": {progress.done} of at least {progress.needed} steps"
+        least = "" if progress.label else "at least "
+        text += f": {progress.done} of {least}{progress.needed} steps"
+        text += f", {progress.label}" if progress.label else ""
         text += f", {progress.throughput:.4g} {progress.unit}" if progress.throughput is not None else ""
     elif progress.step is not None:
         text += f": step {progress.step + 1}"

@@ -46,7 +46,7 @@ class Known:
         self._ceilings: dict[tuple[str | None, str | None], float] = {}
         self._kinds: dict[str | None, str | None] = {}
         for row in rows:
-            if row.status != FINISHED or not row.started or not row.ended:
+            if row.status != FINISHED or row.recipe or not row.started or not row.ended:
                 continue
             self._rows[_key(row, _SIMILAR)].append(row)
             if row.matmul_flops_per_second:

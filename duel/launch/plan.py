@@ -8,7 +8,7 @@ from typing import Any
 from duel import modes
 from duel.catalogue import DEVICE_KINDS, FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
 from duel.errors import UserError
-from duel.job import Job
+from duel.job import TRAINING, Job
 from duel.launch.schema import Cluster, Target
 from duel.options import SPACING, VARIANTS
 from duel.results import Results
@@ -51,7 +51,8 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 warn(f"{benchmark}, use case {use_case}: left out, {error}")
                 continue
             options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
-            _check_batches(options, nodes * devices)
+            options |= {option: getattr(args, option) for option in TRAINING}
+            _check_batches(options, nodes * devices, bool(args.dataset))
             planned += [
                 Job(
                     *(framework, benchmark, use_case, args.preset, args.precision, args.device, name, nodes, devices),
@@ -113,10 +114,10 @@ def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, 
     return nodes, devices
 
 
-def _check_batches(options: dict[str, Any], devices: int) -> None:
+def _check_batches(options: dict[str, Any], devices: int, trains: bool) -> None:
     """Raise UserError if the requested batches cannot be divided as requested."""
     for batch_size in options["batch_sizes"]:
-        strong = options.get("scaling") == STRONG
+        strong = options.get("scaling") == STRONG or trains
         if strong and batch_size % devices:
             raise UserError(f"--batch_sizes: batch size {batch_size} does not divide among {devices} devices")
         each = batch_size // devices if strong else batch_size

@@ -18,9 +18,9 @@ from duel.job import Job
 from duel.launch import directives, display, intent, manage, reasons, state, submit
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
-from duel.record import counted, interrupted
 from duel.results import Results, Run
 from duel.states import CANCELLED, FINISHED, LOST, SKIPPED
+from duel.tries import counted, interrupted
 
 MOST_ATTEMPTS = 3
 TAIL_LINES = 12
@@ -165,7 +165,8 @@ def _decide(
     job = seen.job
     if job is None:
         return [Decision(seen, None, f"{text}; it was started by hand: start its script again")]
-    if (cause in CONTINUED or (cause == reasons.CANCELLED and named)) and _has_got_further(seen, job):
+    by_name = named and (cause == reasons.CANCELLED or job.dataset)  # a training goes on after any end
+    if (cause in CONTINUED or by_name) and _has_got_further(seen, job):
         return [_continued(seen, job, cause, text)]
     if job.attempt >= MOST_ATTEMPTS:
         side = "--paired" if job.framework == PAIRED else f"--framework {job.framework}"
@@ -203,6 +204,8 @@ def _has_got_further(seen: RunView, job: Job) -> bool:
     if job.trials or job.use_case == VALIDATE or seen.launch.code != tree.digest():
         return False
     rows = counted(seen.run.rows())
+    if job.dataset:
+        return any(map(interrupted, rows)) and any((seen.run.folder / "checkpoints").glob("*/step-*.npz"))
     done = [row for row in rows if row.status == FINISHED]
     further = seen.status.why == reasons.NEVER_RAN or any(row.attempt == job.attempt for row in done)
     return bool(done) and further and any(map(interrupted, rows))

@@ -15,11 +15,10 @@ from types import FrameType
 
 from duel import ROOT
 from duel.errors import UserError
-from duel.files import locked
+from duel.files import digest, locked
 from duel.launch import cluster, intent, preflight, queue, reasons, slurm, state
 from duel.launch.environment import environment
 from duel.launch.schema import Cluster, Target
-from duel.record import digest
 from duel.results import Results, Run
 from duel.terminal import say as print_line
 

@@ -194,7 +194,8 @@ def _waits_or_runs(seen: RunView, verdict: reasons.Verdict) -> None:
     if seen.state == LOST and verdict.kind == reasons.ALIVE:
         seen.change(state=RUNNING, cause="", why=None)
     requeued = verdict.kind in (reasons.WAITING, reasons.BLOCKED) and seen.state == RUNNING
-    if requeued and _last_state(seen.run) == RUNNING:
+    trains = seen.job is not None and seen.job.dataset  # it goes on in the same run
+    if requeued and not trains and _last_state(seen.run) == RUNNING:
         cause = "Slurm requeued its job, which will begin a new run"
         _settle(seen, FAILED, cause, reasons.PREEMPTED)
 

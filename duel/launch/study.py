@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from duel import certificate, options
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, PAIRED, PRECISIONS, PRESETS, SCALINGS, TRIAL, VALIDATE, WEAK
 from duel.errors import UserError
-from duel.job import Job
+from duel.job import TRAINING, Job
 from duel.launch import plan, state
 from duel.launch.document import Document, Location
 from duel.launch.estimate import joined
@@ -179,9 +179,8 @@ def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
     crossed = ("target", "size", "precision", "mode", "scaling", "devices", "nodes")
     found = []
     for values in itertools.product(*(getattr(group, name) for name in crossed)):
-        args = argparse.Namespace(
-            **common, **dict(zip(crossed, values, strict=True)), device=None, weights=None, microbatch=None, trials=None
-        )
+        absent = dict.fromkeys(("device", "weights", "microbatch", "trials", *TRAINING))
+        args = argparse.Namespace(**common, **dict(zip(crossed, values, strict=True)), **absent)
         found += plan.jobs(args, cluster, results)
     return found
 
@@ -255,7 +254,7 @@ def is_of(point: Job, row: Row) -> bool:
     wanted |= {"microbatch": point.microbatch} if point.microbatch else {}
     if point.use_case in MANY:
         wanted |= {"nodes": point.nodes, "device_count": point.ranks, "scaling": point.scaling}
-    return all(getattr(row, name) == value for name, value in wanted.items())
+    return row.recipe is None and all(getattr(row, name) == value for name, value in wanted.items())
 
 
 def _code(row: Row) -> str:

@@ -27,7 +27,7 @@ from duel.states import FAILED, FINISHED, RUNNING, TERMINAL
 from duel.status import HEARTBEAT_SECONDS, Progress
 
 POLL_SECONDS = 0.5
-PROGRESS = ("loss", "block")  # events that report the progress of a phase
+PROGRESS = ("loss", "block", "learning")  # events that report the progress of a phase
 # How gloo, NCCL and both frameworks' servers report that another process is gone or does not join.
 PEER_LOST = (
     *("closed by peer", "reset by peer", "connection re", "socket closed", "heartbeat", "unavailable", "remote"),

@@ -13,6 +13,7 @@ from duel.arguments import Parser
 from duel.catalogue import FRAMEWORKS, MANY, TRIAL
 from duel.measure.attempt import Commands
 from duel.options import SAFETENSORS, add_options, check_use_cases, count, folder_name, target_name
+from duel.training_options import add_training, check_training
 
 
 def parsed(framework: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -60,6 +61,7 @@ def _parser(framework: str) -> Parser:
     parser.add_argument("--pairs", type=count, metavar="N", help="pairs per point with --paired; default: the preset's")
     parser.add_argument("--trials", type=count, metavar="N", help="trials per side, to find the fastest switches")
     parser.add_argument("--profile", action="store_true", help="trace each row's program, too")
+    add_training(parser)
     parser.add_argument("--spawn", action="store_true", help="start the processes for all devices on this machine")
     # For a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
@@ -75,6 +77,7 @@ def _check(parser: Parser, args: argparse.Namespace) -> None:
     if args.benchmark is None or args.use_case is None:
         parser.error("--benchmark and --use_case are required")
     check_use_cases(parser, args, (args.use_case,))
+    check_training(parser, args, (args.benchmark,), (args.use_case,))
     if bool(args.trials) != (args.preset == TRIAL) or (args.trials and not args.paired):
         parser.error(f"a search needs --trials, --paired and --preset {TRIAL} together")
     if args.use_case in MANY and (args.nodes or 1) * (args.devices or 1) < 2:

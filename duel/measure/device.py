@@ -12,6 +12,7 @@ from pathlib import Path
 
 from duel.catalogue import PRECISIONS, Benchmark
 from duel.measure.nvml import Gpu
+from duel.recipes import Recipe
 from duel.switches import ON, default_value
 
 
@@ -52,7 +53,8 @@ class Setting:
     """What is computed, how, and on what: everything a side needs besides samples and weights.
 
     ``precision`` is a policy of the catalogue or "float64". ``switches`` are values by name (``duel.switches``); those
-    not listed are as a newcomer gets them. ``product`` and ``microbatch`` are for per-sample gradients.
+    not listed are as a newcomer gets them. ``product`` and ``microbatch`` are for per-sample gradients, ``recipe`` is
+    for a training to accuracy.
     """
 
     benchmark: Benchmark
@@ -63,6 +65,7 @@ class Setting:
     switches: Mapping[str, str] = field(default_factory=dict)
     product: str = ""
     microbatch: int = 0
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         for switch in self.switches:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from duel import recipes
 from duel.catalogue import BENCHMARKS, PRESETS, USE_CASES, Benchmark, Preset, UseCase
+from duel.data.feed import Feed
 from duel.measure import batches, evidence, parameters, twin
 from duel.measure.device import Device, Setting, World
 from duel.measure.watch import Watch
@@ -14,6 +16,7 @@ from duel.record import Row
 from duel.results import Run
 
 Emit = Callable[..., None]
+TRAINER = ("trainer", "Trainer")  # the module and class of a training to accuracy
 Columns = dict[str, Any]
 
 
@@ -39,9 +42,11 @@ class Measurement:
     next_step: int = 0
     since: float = 0.0  # time.perf_counter() at the end of the first step
     steps_per_block: int = 1
+    entry: Benchmark | None = None  # as a data set made it
     # The fields below exist from the stage named next to them.
     device: Device = field(init=False)  # find_device
     watch: Watch = field(init=False)
+    feed: Feed = field(init=False)  # open_data, in a training to accuracy
     setting: Setting = field(init=False)  # load
     initial: parameters.Arrays = field(init=False)
     pool: batches.Pool = field(init=False)
@@ -50,7 +55,7 @@ class Measurement:
 
     @property
     def benchmark(self) -> Benchmark:
-        return BENCHMARKS[str(self.row.benchmark)]
+        return self.entry or BENCHMARKS[str(self.row.benchmark)]
 
     @property
     def preset(self) -> Preset:
@@ -63,7 +68,14 @@ class Measurement:
     @property
     def maker(self) -> Any:
         """The class of ``work``."""
-        return getattr(importlib.import_module(self.use_case.module), self.use_case.work)
+        module, work = TRAINER if self.row.recipe else (self.use_case.module, self.use_case.work)
+        return getattr(importlib.import_module(module), work)
+
+    @property
+    def recipe(self) -> recipes.Recipe:
+        """The recipe of a training to accuracy."""
+        row = self.row
+        return recipes.recipe(str(row.benchmark), str(row.dataset), row.epochs, row.batch_size)
 
     @property
     def number(self) -> int:

@@ -112,14 +112,25 @@ def initial_weights(m: Measurement) -> parameters.Arrays:
         return parameters.initialise(m.shapes, m.row.seed or 0)
     try:
         arrays = parameters.read(Path(source))
+        if m.row.recipe:
+            arrays = _with_new_head(m, arrays)
         parameters.check(m.shapes, arrays)
     except (ValueError, OSError) as error:
         raise UserError(f"--weights {source}: {error}") from error
     return arrays
 
 
-def load(m: Measurement) -> Columns:
-    """Put weights and data on the device; from here on, ``work`` exists."""
+def _with_new_head(m: Measurement, arrays: parameters.Arrays) -> parameters.Arrays:
+    """Return ``arrays`` with what has another shape, the layer of other classes, drawn from the seed."""
+    other = [name for name, shape in m.shapes.items() if name in arrays and arrays[name].shape != shape]
+    if other:
+        print(f"drawn from the seed, because the data set has other classes: {', '.join(other)}", flush=True)
+    drawn = parameters.initialise({name: m.shapes[name] for name in other}, m.row.seed or 0)
+    return arrays | drawn
+
+
+def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
+    """Put weights and data, or the batches already ``made``, on the device; from here on, ``work`` exists."""
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
     if modes.is_tuned(mode):
         choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1])
@@ -131,13 +142,16 @@ def load(m: Measurement) -> Columns:
     )
     policy = modes.rung_precision(rung, str(row.precision))
     m.row = row.replace(switches=modes.said(switches), precision=policy)
-    benchmark = dataclasses.replace(m.benchmark, optimizer=m.benchmark.optimizer.at(row.batch_size or 0))
+    recipe = m.recipe if row.recipe else None
+    optimizer = recipe.optimizer if recipe else m.benchmark.optimizer
+    benchmark = dataclasses.replace(m.benchmark, optimizer=optimizer.at(row.batch_size or 0))
     m.setting = Setting(
-        benchmark, str(row.size), policy, m.device, m.world, switches, row.product or "", row.microbatch or 0
+        *(benchmark, str(row.size), policy, m.device, m.world, switches, row.product or "", row.microbatch or 0),
+        recipe,
     )
     m.initial = initial_weights(m)
     try:
-        m.pool = batches.pool(m.benchmark, str(row.size), row.batch_size or 0, row.seed or 0, m.data)
+        m.pool = made or batches.pool(m.benchmark, str(row.size), row.batch_size or 0, row.seed or 0, m.data)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
     m.work = m.maker(m.setting, m.pool, m.initial)

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from duel import variables
-from duel.errors import Disproved, UserError
+from duel.errors import Disproved, Diverged, UserError
 from duel.files import utc
-from duel.measure import preparing, proving, timed
+from duel.measure import learning, preparing, proving, timed
 from duel.measure.device import ALONE, World
 from duel.measure.measurement import Columns, Emit, Measurement, Skip
 from duel.measure.sinks import MetricsWriter
@@ -41,9 +41,23 @@ _END: tuple[Stage, ...] = (
 )
 _REST: tuple[Stage, ...] = (("measuring ceilings", timed.utilise), ("", timed.start_again), ("", proving.certify))
 _WARM: Stage = ("warming up", timed.warm_up)
-# By the module of a use case; a validation has none.
+# By the module of a use case, which a validation does not have; "learning" is a training to accuracy.
 STAGES: dict[str, tuple[Stage, ...]] = {
     "": (*_DEVICE, ("", proving.prove)),
+    "learning": (
+        _DEVICE[0],
+        ("opening the data set", learning.open_data),
+        _DEVICE[1],
+        ("making weights and data", learning.load),
+        *_START[1:],
+        ("", proving.prove_opening),
+        ("training the opening steps", timed.train),
+        ("", proving.prove_after),
+        ("", proving.check_switches),
+        ("", learning.learn),
+        ("", timed.memory),
+        ("", proving.certify),
+    ),
     "training": (
         *_DEVICE,
         *_START,
@@ -111,6 +125,9 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
     except Disproved as error:
         print(f"error: {error}", file=sys.stderr)
         row = measured.row.replace(status=FAILED, cause=f"disproved: {_headline(error)}", why="disproved")
+    except Diverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        row = measured.row.replace(status=FAILED, cause=str(error), why="code")
     except Exception as error:  # whatever the framework raises becomes a row; its traceback is in the log
         if not run.folder.is_dir():
             raise FolderGoneError(run) from error
@@ -125,7 +142,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
 
 def _through_stages(measured: Measurement) -> Row:
     """Run all stages; return the finished row."""
-    for name, stage in STAGES[measured.use_case.module]:
+    for name, stage in STAGES["learning" if measured.row.recipe else measured.use_case.module]:
         measured.say(name)
         columns = stage(measured)
         measured.row = measured.row.replace(**columns)

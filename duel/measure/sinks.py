@@ -149,14 +149,15 @@ class WandbSink:
 
     def _values(self, event: dict[str, Any]) -> dict[str, Any]:
         """Return what W&B gets of an event, under the name of its framework; at most one block per second."""
-        if event["event"] == "block" and event["time"] - self._last >= 1.0:
+        if event["event"] in ("block", "learning") and event["time"] - self._last >= 1.0:
             self._last = event["time"]
-        elif event["event"] != "loss":
+        elif event["event"] not in ("loss", "epoch"):
             return {}
         prefix = self._names.get(event["row"] or 0, f"row{event['row']}/")
         if "loss" in event and prefix.count("/") == 1:
             self._curves.setdefault(prefix.strip("/"), []).append((event["step"], event["loss"]))
-        names = [name for name in ("loss", "throughput", "step_seconds") if name in event]
+        shown = ("loss", "throughput", "step_seconds", "held_out_loss", "top1", "top5", "seconds", "joules")
+        names = [name for name in shown if event.get(name) is not None]
         return {"step": event["step"]} | {f"{prefix}{name}": event[name] for name in names}
 
     def finish(self, rows: list[Row], exit_code: int) -> None:

@@ -22,18 +22,19 @@ from duel.catalogue import PAIRED, PRESETS, VALIDATE
 from duel.comparability import judged
 from duel.errors import UserError
 from duel.files import locked, utc
-from duel.job import Job, script_state
-from duel.measure import assistant, command_line, probes, profiled, ranks, search
+from duel.job import TRAINING, Job, script_state
+from duel.measure import assistant, command_line, continuing, probes, profiled, ranks, search
 from duel.measure.attempt import Commands, Team, measure_row, profile_row
 from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import VARIANTS
-from duel.record import Row, counted
+from duel.record import Row
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING, SKIPPED
 from duel.status import this_process
 from duel.table import evidence, update
+from duel.tries import counted
 
 RETRIES = 4  # further tries at a row that others disturb
 TRIAL_RETRIES = 1  # and at a trial of a search, which is one of many
@@ -51,7 +52,7 @@ def main(framework: str, arguments: list[str] | None = None) -> int:
     named = ("benchmark", "use_case", "preset", "precision", "device", "target", "weights", "size", *VARIANTS)
     options = {name: getattr(args, name) for name in named}
     options |= {"nodes": args.nodes or 1, "devices_per_node": args.devices or 1}
-    options |= {"pairs": args.pairs, "trials": args.trials, "profile": args.profile}
+    options |= {name: getattr(args, name) for name in ("pairs", "trials", "profile", *TRAINING)}
     try:
         return _supervise(Job(PAIRED if args.paired else framework, **options), args.data, args.spawn, args.commands)
     except OSError as error:
@@ -99,8 +100,8 @@ def _may_share(job: Job) -> bool:
 def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
     """Return the run that the driver created for this job, or a new one for a script that was started by hand.
 
-    Return None if the driver's run was cancelled before it began. A job that Slurm restarts gets a new one: half a
-    measurement from each start would not be one.
+    Return None if the driver's run was cancelled before it began. A job that Slurm restarts gets a new one, since half
+    a measurement from each start would not be one; a training goes on.
     """
     run_id = os.environ.pop("DUEL_RUN_ID", None)
     if run_id is not None:
@@ -111,6 +112,8 @@ def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
             return run
         if status.state == CANCELLED and not status.started:
             return None
+        if continuing.take_up(job, run, script):
+            return run
     run = results.run(job.run_id())
     run.create(job.rows(), script=script, owner=this_process(), target=job.target)
     return run
@@ -247,7 +250,11 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
             signal.signal(number, signal.SIG_IGN)
         if why in ("told to end", "warned") and _is_complete(run):  # it came after everything was measured
             state, cause, why, code = _verdict(run.rows(), job)
+        if job.dataset and run.folder.is_dir():
+            continuing.note_time(run)
         rows = work.close(state, cause, why, code)
+        if job.dataset and why == "warned" and slurm_job_id and run.folder.is_dir():
+            print(continuing.requeue(job, run, script, slurm_job_id), flush=True)
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
     _print_verdicts(run, rows)
     return code

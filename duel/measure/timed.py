@@ -103,12 +103,13 @@ def memory(m: Measurement) -> Columns:
     """Record each kind of memory, and the throughput per GB of its peak."""
     devices = importlib.import_module("devices")
     peak, kind = devices.peak_memory_bytes()
+    rate = m.row.throughput or m.row.trained_per_second or 0.0
     return {
         "peak_memory_bytes": peak,
         "peak_memory_kind": kind,
         "planned_bytes": m.work.planned_bytes(),
         "reserved_bytes": devices.reserved_bytes(),
-        "throughput_per_gb": (m.row.throughput or 0.0) / ((m.row.device_count or 1) * peak / 1e9),
+        "throughput_per_gb": rate / ((m.row.device_count or 1) * peak / 1e9),
         "missing": {
             "planned_bytes": f"{m.work.execution}: no plan is made",
             "reserved_bytes": f"the allocator of a {m.device.kind} device has no pool or does not report it",

@@ -159,6 +159,38 @@ class Training(Work, Protocol):
         """
 
 
+class Trainer(Training, Protocol):
+    """The optimizer's step in a training to accuracy, by the recipe of its setting.
+
+    ``step`` is at a tenth of its highest rate, which without a warm-up would raise the losses of the first steps.
+    """
+
+    def put(self, batch: Batch, present: int) -> Any:
+        """Begin to copy ``batch``, this rank's part, to the device; ``present`` counts the labels of all ranks.
+
+        Return what ``advance`` takes. Where the device can, the copy runs beside the steps.
+        """
+
+    def advance(self, placed: Any, rate: float) -> Any:
+        """Dispatch one step on what ``put`` returned, at learning rate ``rate``; return its loss's handle. All ranks.
+
+        ``placed`` cannot be used again.
+        """
+
+    def evaluate(self, batch: Batch) -> tuple[float, int, int]:
+        """Return (sum of the losses, labels that are right, labels among the first five) of ``batch``, in evaluation.
+
+        With the average of the weights, if the recipe has one. Each rank takes the whole batch. Losses are of labels
+        that are not smoothed; of yes-or-no labels, the third number is the second.
+        """
+
+    def snapshot(self) -> dict[str, npt.NDArray[Any]]:
+        """Return copies of everything that the next step depends on, by names of this side's own. Waits for it."""
+
+    def restore(self, arrays: Arrays) -> None:
+        """Go on from what ``snapshot`` returned, to the same bits."""
+
+
 class PerSampleGradients(Work, Protocol):
     """A product of the gradient of each sample's own loss."""
 

@@ -143,6 +143,20 @@ class Watch:
         reasons |= {"clock_mhz_lowest": reasons["clock_mhz"]}
         return columns | {"missing": {name: reasons[name] for name, value in columns.items() if value is None}}
 
+    @property
+    def no_counter(self) -> str:
+        """Why energy cannot be measured, if it cannot."""
+        why = "no energy counter can be read here (NVML on NVIDIA GPUs, RAPL on CPUs)"
+        return self._gpu.failures.get("joules_per_item", why) if self._gpu else why
+
+    def counters(self) -> list[float]:
+        """Return the energy counters in joules, for ``used``; empty if the work's energy cannot be measured."""
+        return [] if self._world.size > 1 or self.sliced else self._joules()
+
+    def used(self, before: list[float]) -> float | None:
+        """Return the joules since ``counters`` returned ``before``; None if they could not be measured."""
+        return self._used(before, self._joules()) if before else None
+
     def _energy(self, items: int) -> dict[str, Any]:
         names = ("joules_per_item", "mean_watts", "idle_watts", "energy_source")
         nothing = dict.fromkeys(names)
@@ -154,10 +168,7 @@ class Watch:
             return nothing
         joules = self._joules()
         if self._begun is None or not joules:
-            why = "no energy counter can be read here (NVML on NVIDIA GPUs, RAPL on CPUs)"
-            if self._gpu:
-                why = self._gpu.failures.get("joules_per_item", why)
-            self.missing = dict.fromkeys(names, self.missing.get("joules_per_item", why)) | self.missing
+            self.missing = dict.fromkeys(names, self.missing.get("joules_per_item", self.no_counter)) | self.missing
             return nothing
         seconds, used = time.monotonic() - self._begun[0], self._used(self._begun[1], joules)
         if used is None:

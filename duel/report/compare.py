@@ -11,6 +11,7 @@ from duel.certificate import VERIFIED
 from duel.comparability import COMPARABLE, judged
 from duel.modes import DEFAULT
 from duel.record import Row
+from duel.report import learned
 from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
 from duel.report.sessions import over_sessions
@@ -25,6 +26,7 @@ from duel.terminal import Table
 from duel.variables import recorded
 
 CURVE_STEPS = 50
+MOST_LOSS = 1e300  # beyond it an integer may not fit a float; the comparison leaves out NaN, too
 SAME_COMPUTATION = ("pair", "weights_sha256", "data_sha256", "parameters", "device_name", "host")
 LONGEST_REASON = 60  # characters of a reason in a verdict; the notes have all of it
 
@@ -188,7 +190,7 @@ def sharpness(found: list[Outcome]) -> list[tuple[str, str]]:
 
 def curve_remark(runs: list[Run]) -> list[str]:
     """Return how far apart the opening losses of two runs are, relative to the larger loss of each step."""
-    curves = [run.losses() for run in runs]
+    curves = [_losses(run) for run in runs]
     if len(curves) != 2 or not all(curves):
         return []
     apart = [abs(a - b) / (max(abs(a), abs(b)) or 1.0) for a, b in zip(*curves, strict=False)][:CURVE_STEPS]
@@ -196,18 +198,27 @@ def curve_remark(runs: list[Run]) -> list[str]:
     return [f"Relative loss difference: {first:.1e} at step 1, at most {worst:.1e} in the first {len(apart)} steps."]
 
 
+def _losses(run: Run) -> list[float]:
+    """Return the opening losses in metrics.jsonl."""
+    found = [event.get("loss") for event in run.events()[0] if event["event"] == "loss"]
+    return [float(loss) for loss in found if isinstance(loss, int | float) and abs(loss) < MOST_LOSS]
+
+
 def report(runs: list[Run], results: Results, default_target: str | None = None) -> list[Table | str]:
     """Return what ``compare`` prints, and ``--wait`` at its end: the verdict of each pair, the tables, notes, and where
     everything is stored. The command for a verdict names its target unless it is ``default_target``."""
     every = groups(runs, results)
     searches = [group for group in every if is_search(group.rows)]
-    others = [group for group in every if group not in searches]
+    trained = [group for group in every if learned.is_training(group.rows)]
+    others = [group for group in every if group not in searches and group not in trained]
     shown = [group for group in others if group.rows]
     together = combined(shown)
     head = [f"{what}: {outcome.short}" for what, outcome in together] + [group.verdict for group in shown]
     parts: list[Table | str] = ["", Table([], [], _unfinished(runs), title=head)]
     for group in searches:
         parts += ["", trials(group.rows)]
+    for group in trained:
+        parts += ["", learned.table(group.rows)]
     for group in shown:
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []
         parts += ["", *title, *tables(group.rows, group.found)]

@@ -24,6 +24,7 @@ from duel.report import (
     figure_data,
     figures,
     latex,
+    learned,
     markdown,
     page,
     points,
@@ -41,11 +42,11 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
     Raises UserError if the folder cannot be written, or there are no pairs to report.
     """
     found = [one for records in sets for one in records.found]
-    if not found:
+    tables = _tables(sets)
+    if not found and not tables["learning"]:
         sides = dict.fromkeys(str(row.framework) for records in sets for row in records.rows if row.framework)
         there = f"there are only rows of {', '.join(sides)}" if len(sides) == 1 else "no row has a partner"
         raise UserError(f"nothing to report: {there}; 'main.py --paired' measures both sides")
-    tables = _tables(sets)
     lines = [line for _, line in found]
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,9 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
 def _tables(sets: Sequence[Records]) -> dict[str, list[Record]]:
     """Return the tables of all sets together; that of devices is empty unless there are several."""
     made = [
-        figure_data.tables(records.found, records.curve) | profile_data.tables(profile_data.profiled(records))
+        figure_data.tables(records.found, records.curve)
+        | {"learning": learned.curves(records.rows, records.folder)}
+        | profile_data.tables(profile_data.profiled(records))
         for records in sets
     ]
     tables = {name: [record for each in made for record in each[name]] for name in made[0]}

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from duel.catalogue import FRAMEWORKS, INFERENCE, USE_CASES
+from duel.files import digest
 from duel.modes import MODES
-from duel.record import Row, digest
+from duel.record import Row
 from duel.report.pairs import Outcome
 from duel.report.points import POINT, Line
 from duel.report.waterfall import steps

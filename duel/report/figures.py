@@ -215,6 +215,18 @@ def training(data: pd.DataFrame) -> Panels:
     return panels
 
 
+def learning(data: pd.DataFrame) -> Panels:
+    """Held-out top-1 accuracy of trainings against epochs, seconds and joules; a line for each seed."""
+    panels = []
+    for title, part in split(titled(data, "point", "mode"), "title"):
+        for column, name in (("epoch", "epochs"), ("seconds", "s of training"), ("joules", "J of training")):
+            y = alt.Y("top1:Q", title="held-out top-1 accuracy").axis(format="%").scale(zero=False)
+            lines = alt.Chart(part).mark_line().encode(x=alt.X(f"{column}:Q", title=name), y=y, detail="seed:N")
+            if part[column].notna().any():
+                panels.append(panel([lines.encode(color=sides())], f"{title}: {name}"))
+    return panels
+
+
 def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> Panels:
     """Draw a line for each point, a dot on it for each framework, and after them the ``label``, if any."""
     panels = []
@@ -313,7 +325,7 @@ DRAW: dict[str, Draw] = {
     draw.__name__: draw
     for draw in (
         *(ratios, devices, itself, throughput, latency, scaling, start, parts),
-        *(memory, energy, roofline, switches, training),
+        *(memory, energy, roofline, switches, training, learning),
     )
 }
 

@@ -38,6 +38,7 @@ HOW = {
     "roofline": "python main.py --benchmark mnist --use_case 1 --paired",
     "switches": "python main.py --benchmark mnist --use_case 1 --paired --mode waterfall",
     "training": "python main.py --benchmark mnist --use_case 1 --paired",
+    "learning": "python main.py --benchmark mnist --use_case 1 --paired --dataset digits --seeds 5",
     **dict.fromkeys(profile_figures.DRAW, "python main.py --benchmark mnist --use_case 1 --paired --profile"),
 }
 DRAW = figures.DRAW | profile_figures.DRAW

@@ -197,6 +197,7 @@ class Outcome:
 def outcomes(rows: Sequence[Row]) -> list[Outcome]:
     """Return an outcome for each group and planned point that both sides of judged ``rows`` have, in their order."""
     points: dict[tuple[str | None, int | None], Session] = {}
+    rows = [row for row in rows if not row.recipe]  # a training has no throughput of timed blocks
     for pair in partners(rows):
         points.setdefault((pair[0].group, pair[0].point), []).append(pair)
     there: dict[tuple[str | None, int | None], set[int]] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.modes import DEFAULT, MODES, TUNED
-from duel.report import appendix, profile_data
+from duel.report import appendix, learned, profile_data
 from duel.report.figure_data import label, work
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED
 from duel.report.points import Line, by_mode, told_of_itself
@@ -27,6 +27,7 @@ TITLES = {
     "roofline": "Roofline",
     "switches": "Switches",
     "training": "Training loss",
+    "learning": "Training to accuracy",
     "kinds": "Kinds of work",
     "modules": "Modules of the model",
     "roofs": "Roofline of kinds of work",
@@ -50,7 +51,7 @@ state); Barrett et al. 2017, doi:10.1145/3133876 (warm-up); Williams et al. 2009
 LIMITS = """
 A ratio holds for the devices, versions and modes given with it. Mode default is what a newcomer gets: PyTorch
 operation by operation, JAX compiled. Mode tuned is the fastest that a search with the same budget for both sides
-found. Loading and augmenting data is not measured.
+found. Of points, loading and augmenting data is not measured; of trainings to accuracy it is part.
 """
 
 
@@ -63,6 +64,7 @@ def summary(sets: Sequence[Records]) -> list[str]:
         for mode in sorted({line.mode for line in mine}):
             found.append(_of_mode(device, mode, [line for line in mine if line.mode == mode]))
     damaged = [text for records in sets for text in records.damaged]
+    found += [f"{text}." for records in sets for text in learned.verdicts(records.rows)]
     return [*found, *_trust(lines), *([f"{len(damaged)} rows cannot be used; {damaged[0]}"] if damaged else [])]
 
 

@@ -1,0 +1,170 @@
+"""How a training to accuracy goes: recipes as data, each with its source, and the rate of each step.
+
+A recipe belongs to a benchmark and a data set. Where nobody published one that fits, the benchmark's own optimizer is
+used with a cosine, and the recipe says so.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from duel.catalogue import BENCHMARKS, SGD, AdamW, Benchmark, Citations, Images, Molecules, Tokens
+
+if TYPE_CHECKING:  # numpy is loaded only where samples are read
+    from duel.data.samples import Dataset
+
+_IMAGENET = ("resnet50", "vit_b16", "mobilenet_v3_small", "efficientnet_b0")
+_CIFAR = ("cifar10", "cifar10_resnet18")
+# The data sets (``duel.data.known``), and which benchmarks can train on each.
+DATASETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "mnist": ("mnist",),
+        "fashion_mnist": ("mnist",),
+        "digits": ("mnist",),
+        "cifar10": _CIFAR,
+        "cifar100": _CIFAR,
+        "imagenet100": _IMAGENET,
+        "imagenet1k": _IMAGENET,
+        "text": ("gpt2",),
+        "text_bpe": ("gpt2",),
+        "cora": ("gcn",),
+        "ogbg-molpcba": ("graphnet",),
+        "ogbg-molhiv": ("graphnet",),
+    }
+)
+NONE, FLIP, CROP, RESIZED = "none", "flip", "crop_flip", "resized_crop_flip"
+AUGMENTATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        NONE: "the pictures as they are; larger ones are cut in the middle",
+        FLIP: "half of them mirrored",
+        CROP: "cut out after padding by 4 pixels, half of them mirrored (He et al. 2015, section 4.2)",
+        RESIZED: "a random part of 8 to 100 % of the area, resized, half of them mirrored (Szegedy et al. 2014)",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    ``optimizer`` has the rate for its own batch size, and is scaled to ``batch_size``, which is over all devices. The
+    rate rises from 0 over ``warmup_epochs`` and falls to 0 along half a cosine. ``smoothing`` of the labels takes that
+    share of each from its class and gives it to all. With ``average``, what is evaluated is the exponential moving
+    average of all weights and running statistics with this decay. ``aim`` is the published top-1 accuracy.
+    """
+
+    optimizer: SGD | AdamW
+    batch_size: int
+    epochs: int
+    augmentation: str = NONE
+    warmup_epochs: float = 0.0
+    smoothing: float = 0.0
+    average: float = 0.0
+    aim: float | None = None
+    source: str = ""
+
+    def rate(self, step: int, steps: int, per_epoch: int) -> float:
+        """Return the rate of ``step``, counted from 0, of ``steps`` in all."""
+        peak = self.optimizer.at(self.batch_size).learning_rate
+        warm = min(self.warmup_epochs * per_epoch, steps - 1)
+        if step < warm:
+            return peak * (step + 1) / (warm + 1)
+        return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1.0, steps - warm)))
+
+    def said(self) -> str:
+        """Return the recipe in one line, the same for rows that train alike."""
+        optimizer = self.optimizer.at(self.batch_size)
+        values: dict[str, Any] = {"epochs": self.epochs, "batch_size": self.batch_size}
+        values |= {type(optimizer).__name__.lower(): f"{optimizer.learning_rate:.6g}"}
+        values |= {"decay": f"{optimizer.weight_decay:g}", "augmentation": self.augmentation}
+        values |= {name: f"{value:g}" for name in _SHARES if (value := getattr(self, name))}
+        return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+_SHARES = ("warmup_epochs", "smoothing", "average")
+_OWN = "no published recipe: the benchmark's optimizer with a cosine"
+
+RECIPES: Mapping[tuple[str, str], Recipe] = MappingProxyType(
+    {
+        ("resnet50", "imagenet1k"): Recipe(
+            SGD(learning_rate=0.1, batch_size=256),
+            batch_size=256,
+            epochs=90,
+            augmentation=RESIZED,
+            warmup_epochs=5,
+            aim=0.764,
+            source="Goyal et al. 2017, arXiv:1706.02677, table 1 (an error of 23.60 %), with half a cosine (He et al. "
+            "2018, arXiv:1812.01187) in place of its steps",
+        ),
+        ("cifar10_resnet18", "cifar10"): Recipe(
+            SGD(learning_rate=0.1, weight_decay=5e-4, batch_size=128),
+            batch_size=128,
+            epochs=200,
+            augmentation=CROP,
+            aim=0.930,
+            source="github.com/kuangliu/pytorch-cifar (93.02 % after 350 epochs), with half a cosine over 200",
+        ),
+        ("mnist", "fashion_mnist"): Recipe(
+            AdamW(learning_rate=0.01, weight_decay=0.1, batch_size=128),
+            batch_size=128,
+            epochs=30,
+            augmentation=FLIP,
+            average=0.999,
+            source="our own, for a network of 26,000 parameters",
+        ),
+        ("gcn", "cora"): Recipe(
+            AdamW(learning_rate=0.01, weight_decay=0.05),
+            batch_size=1,
+            epochs=200,
+            aim=0.815,
+            source="Kipf and Welling 2016, arXiv:1609.02907 (81.5 % on another split, with dropout)",
+        ),
+    }
+)
+
+
+def recipe(benchmark: str, dataset: str, epochs: int | None, batch_size: int | None) -> Recipe:
+    """Return the recipe of ``benchmark`` on ``dataset``, with other ``epochs`` or another batch size if given."""
+    found = RECIPES.get((benchmark, dataset))
+    if found is None:
+        optimizer = BENCHMARKS[benchmark].optimizer
+        found = Recipe(optimizer, optimizer.batch_size or 1, 10, source=_OWN)
+    changes: dict[str, int] = {"epochs": epochs} if epochs else {}
+    changes |= {"batch_size": batch_size} if batch_size else {}
+    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
+
+
+def fitted(benchmark: Benchmark, size: str, dataset: "Dataset") -> Benchmark:
+    """Return ``benchmark`` with inputs and classes as ``dataset`` has them.
+
+    Raises ValueError if they do not fit.
+    """
+    whole = benchmark.sizes[size]
+    inputs, model = whole.inputs, dict(whole.model)
+    arrays: tuple[Any, ...] = getattr(dataset.train, "inputs", ())  # pictures have none
+    match inputs:
+        case Images() if dataset.channels == inputs.channels:
+            inputs = dataclasses.replace(inputs, classes=dataset.classes)
+            model["classes"] = dataset.classes
+        case Tokens(classes=None) if len(arrays) == 1:
+            inputs = dataclasses.replace(inputs, vocabulary=dataset.classes)
+            model["vocabulary"] = dataset.classes
+        case Citations() if len(arrays) == 4:
+            _, nodes, features = arrays[0].shape
+            edges = arrays[1].shape[1] - nodes
+            labelled = int((dataset.train.labels >= 0).sum())
+            inputs = Citations(nodes, edges, features, dataset.classes, labelled)
+            model |= {"features": features, "classes": dataset.classes}
+        case Molecules() if len(arrays) == 6:
+            tasks = dataset.train.labels.shape[1]
+            inputs = Molecules(
+                *(arrays[0].shape[1], arrays[1].shape[1], arrays[0].shape[2], arrays[1].shape[2], tasks),
+            )
+            model |= {"node_features": inputs.node_features, "edge_features": inputs.edge_features, "tasks": tasks}
+        case _:
+            raise ValueError(f"{benchmark.name} cannot train on {dataset.name}: {dataset.source}")
+    changed = dataclasses.replace(whole, inputs=inputs, model=model)
+    return dataclasses.replace(benchmark, sizes={**benchmark.sizes, size: changed})

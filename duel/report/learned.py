@@ -1,0 +1,191 @@
+"""Trainings to accuracy: both sides' accuracy, time and energy, and whether their accuracies are equivalent.
+
+One training's accuracy varies with its seed by more than what is asked here, so a verdict needs several seeds, each
+trained by both sides from the same weights on the same batches.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from duel import recipes
+from duel.catalogue import FRAMEWORKS
+from duel.comparability import COMPARABLE, partners
+from duel.files import fitting, read
+from duel.record import Row
+from duel.report.figure_data import Record
+from duel.report.tables import as_text
+from duel.results import Run
+from duel.states import FINISHED
+from duel.terminal import Table
+from duel.tries import counted
+
+POINT = 0.01  # accuracies within it of each other are equivalent
+FEWEST_SEEDS = 5
+EQUIVALENT = 0.90  # confidence of the interval that must lie within it: two one-sided tests at 5 % (Schuirmann 1987)
+NAMES = {"jax": "JAX", "pytorch": "PyTorch"}
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is read of an epoch in a training's curve."""
+
+    number: int
+    step: int
+    held_out_loss: float
+    top1: float
+    seconds: float
+    loss: float | None = None
+    joules: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """JAX's held-out top-1 accuracy minus PyTorch's, over seeds: the mean and its 90 % interval, shares of 1."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        if self.low >= -POINT and self.high <= POINT:
+            return "equivalent within 1 point"
+        if self.low > 0 or self.high < 0:
+            return f"{'JAX' if self.mean > 0 else 'PyTorch'} is more accurate"
+        return "undecided"
+
+
+def is_training(rows: Sequence[Row]) -> bool:
+    return any(row.recipe for row in rows)
+
+
+def difference(rows: Sequence[Row]) -> Difference | None:
+    """Return the difference of comparable pairs; None for fewer than ``FEWEST_SEEDS``."""
+    pairs = [pair for pair in partners(rows) if pair[0].comparable == COMPARABLE]
+    apart = [one.top1 - other.top1 for one, other in pairs if one.top1 is not None and other.top1 is not None]
+    if len(apart) < FEWEST_SEEDS:
+        return None
+    from scipy import special
+
+    mean = statistics.fmean(apart)
+    error = statistics.stdev(apart) / math.sqrt(len(apart))
+    half = float(special.stdtrit(len(apart) - 1, (1 + EQUIVALENT) / 2)) * error
+    return Difference(mean, mean - half, mean + half, len(apart))
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Return the outcome in one sentence."""
+    row = rows[0]
+    what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
+    sides = _sides(rows)
+    if not sides:
+        return f"{what}: no training has finished"
+    reached = ", ".join(f"{NAMES[name]} {_percent(_mean(mine, 'top1'))}" for name, mine in sides.items())
+    found = difference(rows)
+    if found is not None:
+        interval = f"[{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
+        return (
+            f"{what}: {found.verdict}: {reached}, difference {100 * found.mean:+.2f} {interval} points, 90 %, "
+            f"{found.seeds} seeds"
+        )
+    pairs = partners(rows)
+    barred = [one for one, _ in pairs if one.comparable and one.comparable != COMPARABLE]
+    if barred:
+        return f"{what}: {reached}; {barred[0].comparable}"
+    if len(sides) < len(FRAMEWORKS):
+        return f"{what}: {reached}; nothing to compare"
+    return f"{what}: {reached}; no verdict, {len(pairs)} of {FEWEST_SEEDS} seeds (--seeds {FEWEST_SEEDS})"
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """Return the outcome of each group of trainings among ``rows``."""
+    found: dict[str | None, list[Row]] = {}
+    for row in rows:
+        if row.recipe:
+            found.setdefault(row.group, []).append(row)
+    return [verdict(counted(mine)) for mine in found.values()]
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return both sides beside each other: means over seeds, with the lowest and highest accuracy."""
+    rows = counted(rows)
+    sides = _sides(rows)
+    lines = [[text, *(cell(mine) for mine in sides.values())] for text, cell in _LINES]
+    lines = [line for line in lines if any(line[1:])]
+    found = recipes.recipe(str(rows[0].benchmark), str(rows[0].dataset), rows[0].epochs, rows[0].batch_size)
+    notes = [f"recipe: {rows[0].recipe}; {found.source}"]
+    notes += [f"published aim: {_percent(found.aim)} top-1"] if found.aim else []
+    notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
+    notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
+    right = list(range(1, 1 + len(sides)))
+    return Table(["mean over seeds", *sides], lines, notes, right=right, title=[verdict(rows)])
+
+
+def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
+    """Return a record for each epoch of each training of ``rows``, whose runs are in ``folder``."""
+    found = []
+    for row in counted([row for row in rows if row.recipe]):
+        file = Run(folder / "runs" / str(row.run_id)).curve_file(row)
+        try:
+            epochs = fitting(json.loads(read(file)), list[Epoch], file.name)
+        except (FileNotFoundError, ValueError):  # it had none yet, or was damaged, which its row says
+            continue
+        what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
+        common: Record = {"device_name": row.device_name, "point": what, "id": "", "mode": row.mode}
+        common |= {"framework": row.framework, "seed": row.seed}
+        seconds, joules = 0.0, 0.0
+        for epoch in epochs:
+            seconds, joules = seconds + epoch.seconds, joules + (epoch.joules or 0.0)
+            spent = {"step": epoch.step, "seconds": seconds, "joules": joules or None}
+            losses = {"training_loss": epoch.loss, "held_out_loss": epoch.held_out_loss}
+            found.append(common | {"epoch": epoch.number, "top1": epoch.top1} | losses | spent)
+    return found
+
+
+def _sides(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    done = [row for row in rows if row.status == FINISHED and row.top1 is not None]
+    sides = {name: [row for row in done if row.framework == name] for name in FRAMEWORKS}
+    return {name: mine for name, mine in sides.items() if mine}
+
+
+def _mean(rows: Sequence[Row], column: str) -> float | None:
+    known = [value for row in rows if (value := getattr(row, column)) is not None]
+    return statistics.fmean(known) if len(known) == len(rows) else None
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f} %"
+
+
+def _range(rows: Sequence[Row]) -> str:
+    every = [row.top1 for row in rows if row.top1 is not None]
+    return f"{100 * min(every):.2f} to {100 * max(every):.2f} %" if len(every) > 1 else ""
+
+
+def _number(column: str, unit: str) -> Callable[[Sequence[Row]], str]:
+    def cell(rows: Sequence[Row]) -> str:
+        value = _mean(rows, column)
+        return "" if value is None else as_text(column, value, unit)
+
+    return cell
+
+
+_LINES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
+    ("trainings", lambda rows: str(len(rows))),
+    ("top-1 accuracy", lambda rows: _percent(_mean(rows, "top1"))),
+    ("lowest to highest", _range),
+    ("top-5 accuracy", lambda rows: _percent(_mean(rows, "top5"))),
+    ("held-out loss", _number("held_out_loss", "")),
+    ("epochs", lambda rows: f"{_mean(rows, 'trained_epochs'):g}"),
+    ("training time", _number("training_seconds", "s")),
+    ("training energy", _number("training_joules", "J")),
+    ("waiting for data", lambda rows: _percent(_mean(rows, "waiting_share"))),
+    ("samples trained on a second", _number("trained_per_second", "")),
+    ("time to target", _number("seconds_to_target", "s")),
+    ("energy to target", _number("joules_to_target", "J")),
+]

@@ -1,0 +1,86 @@
+"""Checkpoints: whole or passed over, of this training or refused, the newest two."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from duel.errors import UserError
+from duel.measure.checkpoint import Checkpoints, Course, Epoch
+
+IDENTITY = {"benchmark": "mnist", "devices": "1", "code": "abc"}
+
+
+def arrays(step: int) -> dict[str, Any]:
+    return {"model/weight": np.full((30, 40), step, np.float32), "optimizer/0/step": np.array(step)}
+
+
+def saved(folder: Path, *steps: int) -> Checkpoints:
+    found = Checkpoints(folder, IDENTITY)
+    for step in steps:
+        epochs = [Epoch(0, 0, None, 2.3, 0.1, 0.5, 0.0, 0.0, 0.1)]
+        found.save(Course(step, "seen", epochs, 1.5, 2, 3.0, 0.25, None), arrays(step))
+    return found
+
+
+def test_what_is_written_is_what_is_read_and_two_are_kept(tmp_path: Path) -> None:
+    kept = saved(tmp_path / "c", 10, 20, 30)
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["step-000000020.npz", "step-000000030.npz"]
+    newest = kept.newest()
+    assert newest is not None
+    course, found = newest
+    assert course == Course(30, "seen", [Epoch(0, 0, None, 2.3, 0.1, 0.5, 0.0, 0.0, 0.1)], 1.5, 2, 3.0, 0.25, None)
+    assert found.keys() == arrays(30).keys()
+    assert all(np.array_equal(found[name], array) for name, array in arrays(30).items())
+    assert Checkpoints(tmp_path / "none", IDENTITY).newest() is None
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.99])
+def test_one_cut_in_the_middle_is_passed_over_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], share: float
+) -> None:
+    kept = saved(tmp_path, 10, 20)
+    path = tmp_path / "step-000000020.npz"
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    newest = kept.newest()
+    assert newest is not None
+    assert newest[0].step == 10
+    assert "step-000000020.npz is damaged" in capsys.readouterr().out
+
+
+def test_a_changed_byte_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = saved(tmp_path, 10, 20)
+    path = tmp_path / "step-000000020.npz"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    newest = kept.newest()
+    assert newest is not None
+    assert newest[0].step == 10
+    assert "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"benchmark": "cifar10"}, r"benchmark \(mnist, here cifar10\)"),
+        ({"devices": "2"}, r"devices \(1, here 2\)"),
+        ({"code": "def"}, r"code \(abc, here def\)"),
+        ({"recipe": "other"}, r"recipe \(none, here other\)"),
+    ],
+)
+def test_one_of_another_training_is_refused(tmp_path: Path, changed: dict[str, str], said: str) -> None:
+    saved(tmp_path, 10)
+    with pytest.raises(UserError, match=f"a checkpoint of another training: {said}; remove it to start over"):
+        Checkpoints(tmp_path, IDENTITY | changed).newest()
+
+
+def test_a_kill_while_writing_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = saved(tmp_path, 10)
+    monkeypatch.setattr(np, "savez", lambda file, **arrays: (file.write(b"PK"), exec("raise KeyboardInterrupt")))
+    with pytest.raises(KeyboardInterrupt):
+        kept.save(Course(20), arrays(20))
+    newest = kept.newest()
+    assert newest is not None
+    assert newest[0].step == 10

@@ -1,0 +1,254 @@
+"""Trainings to accuracy as people start them: both sides, killed and resumed, compared and reported."""
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import real_pictures
+from conftest import Main, rows_of
+
+from duel import recipes
+from duel.catalogue import BENCHMARKS, SGD
+from duel.comparability import COMPARABLE
+from duel.record import Row
+from duel.report import learned
+from duel.results import Results, Run
+from duel.states import FINISHED, TERMINAL
+
+DIGITS = ("--benchmark", "mnist", "--use_case", "1", "--dataset", "digits")
+
+
+def test_both_sides_train_on_the_same_batches_and_are_compared(main: Main, checkout: Path) -> None:
+    ran = main(*DIGITS, "--paired", "--epochs", "2", "--seeds", "2", "--wait")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "mnist (full, fp32) on digits: JAX" in ran.stdout
+    assert "no verdict, 2 of 5 seeds (--seeds 5)" in ran.stdout
+    rows = rows_of(checkout)
+    assert len(rows) == 4
+    for seed in ("0", "1"):
+        jax, pytorch = (next(r for r in rows if (r["framework"], r["seed"]) == (f, seed)) for f in ("jax", "pytorch"))
+        assert jax["comparable"] == pytorch["comparable"] == COMPARABLE
+        assert jax["seen_sha256"] == pytorch["seen_sha256"]
+        assert float(jax["held_out_loss_before"]) == pytest.approx(float(pytorch["held_out_loss_before"]), rel=1e-5)
+        assert abs(float(jax["top1"]) - float(pytorch["top1"])) < 0.03
+        assert 0 <= float(jax["waiting_share"]) < 1
+        assert "no energy counter" in json.loads(jax["missing"])["training_joules"]
+    assert rows[0]["seen_sha256"] != rows[2]["seen_sha256"], "another seed, another order"
+    (run,) = Results(checkout / "results").runs()
+    for row in run.rows():
+        epochs = json.loads(run.curve_file(row).read_text())
+        assert [epoch["number"] for epoch in epochs] == [0, 1, 2]
+        assert epochs[-1]["top1"] == row.top1
+    reported = main("report")
+    assert reported.returncode == 0, reported.stderr
+    page = (checkout / "results" / "report" / "index.html").read_text()
+    assert "on digits" in page
+    assert "learning-0" in page
+    lines = (checkout / "results" / "report" / "figures" / "learning.csv").read_text().splitlines()
+    assert len(lines) == 1 + 4 * 3
+
+
+def test_a_training_ends_at_its_target(main: Main, checkout: Path) -> None:
+    ran = main(*DIGITS, "--framework", "jax", "--epochs", "40", "--target_accuracy", "70%", "--wait")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (row,) = rows_of(checkout)
+    assert float(row["top1"]) >= 0.7
+    assert int(row["trained_epochs"]) < 40
+    assert row["seconds_to_target"] == row["training_seconds"]
+
+
+def test_a_training_that_diverges_ends_in_words_and_keeps_its_checkpoint(main: Main, checkout: Path) -> None:
+    file = checkout / "duel" / "recipes.py"
+    changed = file.read_text().replace("return peak * 0.5", "return (1e30 if step > 20 else 1) * peak * 0.5")
+    assert changed != file.read_text()
+    file.write_text(changed)
+    ran = main(*DIGITS, "--framework", "pytorch", "--epochs", "3", "--wait")
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stdout + ran.stderr
+    (row,) = rows_of(checkout)
+    assert re.match(r"the training loss became (nan|inf) by step 2\d; the last checkpoint", row["cause"])
+    (run,) = Results(checkout / "results").runs()
+    assert [path.name for path in (run.folder / "checkpoints").glob("*/*")] == ["step-000000014.npz"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ("--dataset", "cifar10"),
+            "mnist cannot train on it; valid for it: mnist, fashion_mnist, digits",
+        ),
+        (("--epochs", "3"), "--epochs is for a training: it needs --dataset; valid: mnist, fashion_mnist, digits"),
+        (("--dataset", "digits", "--target_accuracy", "91"), "accuracy '91': give a share such as 0.91, or 91%"),
+        (("--dataset", "digits", "--batch_sizes", "8,16"), "a training takes one"),
+        (("--dataset", "digit"), "unknown data set 'digit'; did you mean 'digits'?"),
+        (("--dataset", "digits", "--sessions", "3", "--paired"), "are for measured rows"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(main: Main, options: tuple[str, ...], said: str) -> None:
+    ran = main("--benchmark", "mnist", "--use_case", "1", *options)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
+def test_data_that_is_not_there_is_an_input_error(main: Main, checkout: Path) -> None:
+    ran = main("--benchmark", "gcn", "--use_case", "1", "--dataset", "cora", "--framework", "jax", "--wait")
+    assert ran.returncode == 1
+    (row,) = rows_of(checkout)
+    assert row["cause"].startswith("input: data set cora: not found in")
+
+
+def killed_until_done(main: Main, checkout: Path, framework: str, kills: int, seed: int) -> dict[str, Any]:
+    """Train, killing supervisor and process at random instants; return the last checkpoint's arrays."""
+    chance = random.Random(seed)
+    environment = {"DUEL_CHECKPOINT_SECONDS": "0.05"}
+    options = (*DIGITS, "--framework", framework, "--epochs", "40")
+    assert main(*options, **environment).returncode == 0
+    done = 0
+    results = Results(checkout / "results")
+    (run,) = results.runs()
+    while done < kills:
+        wait_for(lambda: bool(list((run.folder / "checkpoints").glob("*/*"))) or run.status().state in TERMINAL)
+        time.sleep(chance.uniform(0, 0.6))
+        status = run.stored_status()
+        if status.state in TERMINAL:
+            break
+        os.kill(status.owner.pid, signal.SIGKILL)
+        done += 1
+        wait_for(lambda: run.status().state in TERMINAL)
+        again = main("resubmit", run.id, **environment)
+        assert "continues" in again.stdout, again.stdout + again.stderr
+        begun = time.time()
+        wait_for(lambda begun=begun: run.stored_status().updated > begun and "training" in run.stored_status().phase)  # type: ignore[misc]
+    wait_for(lambda: run.status().state in TERMINAL)
+    assert run.status().state == FINISHED
+    print(f"{framework}: {done} kills")
+    assert done >= min(kills, 2)
+    return last_arrays(run)
+
+
+def last_arrays(run: Run) -> dict[str, Any]:
+    newest = max((run.folder / "checkpoints").glob("*/*.npz"))
+    with np.load(newest) as archive:
+        found = dict(archive)
+    course = json.loads(found.pop("course").tobytes())["course"]
+    return found | {"step": course["step"], "seen": course["seen"], "top1": [e["top1"] for e in course["epochs"]]}
+
+
+def wait_for(true: Any, seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def resumed_bit_for_bit(main: Main, checkout: Path, tmp_path: Path, framework: str, kills: int) -> None:
+    killed = killed_until_done(main, checkout, framework, kills, seed=kills)
+    (checkout / "results").rename(tmp_path / "killed")
+    whole = main(*DIGITS, "--framework", framework, "--epochs", "40", "--wait")
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    (run,) = Results(checkout / "results").runs()
+    alone = last_arrays(run)
+    assert killed.keys() == alone.keys()
+    for name, value in alone.items():
+        assert np.array_equal(value, killed[name]), name
+
+
+@pytest.mark.parametrize("framework", ["jax", "pytorch"])
+def test_a_training_that_is_killed_resumes_to_the_same_bits(
+    main: Main, checkout: Path, tmp_path: Path, framework: str
+) -> None:
+    resumed_bit_for_bit(main, checkout, tmp_path, framework, kills=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("framework", ["jax", "pytorch"])
+def test_thirty_kills_change_no_bit(main: Main, checkout: Path, tmp_path: Path, framework: str) -> None:
+    resumed_bit_for_bit(main, checkout, tmp_path, framework, kills=15)
+
+
+def test_pictures_and_graphs_train_too(main: Main, checkout: Path) -> None:
+    real_pictures.write_cifar(checkout / "data", "bin", packed=True)
+    real_pictures.write_cora(checkout / "data" / "cora")
+    for benchmark, dataset, epochs in (("cifar10", "cifar10", "1"), ("gcn", "cora", "30")):
+        what = ("--benchmark", benchmark, "--size", "tiny", "--use_case", "1", "--batch_sizes", "20")
+        what = what if benchmark != "gcn" else what[:-2]
+        ran = main(*what, "--dataset", dataset, "--epochs", epochs, "--paired", "--wait")
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = rows_of(checkout)
+    assert {row["comparable"] for row in rows} == {COMPARABLE}
+    assert all(float(row["top1"]) > float(row["top1_before"]) for row in rows if row["benchmark"] == "gcn")
+
+
+def row(framework: str, seed: int, top1: float, **columns: Any) -> Row:
+    found = Row(run_id=framework, row=seed, framework=framework, benchmark="mnist", size="full", use_case=1)
+    common = {"precision": "fp32", "dataset": "digits", "recipe": "r", "epochs": 2, "batch_size": 64, "seed": seed}
+    common |= {"repeat": seed, "group": "g", "point": 0, "status": FINISHED, "comparable": COMPARABLE}
+    return found.replace(**common | {"top1": top1, "trained_epochs": 2, "training_seconds": 1.0} | columns)
+
+
+def sides(*apart: float) -> list[Row]:
+    noise = (0.000, 0.002, -0.002, 0.001, -0.001)
+    first = [row("jax", seed, 0.9 + noise[seed] + apart[seed]) for seed in range(len(apart))]
+    return first + [row("pytorch", seed, 0.9 + noise[seed]) for seed in range(len(apart))]
+
+
+@pytest.mark.parametrize(
+    ("apart", "said"),
+    [
+        ((0.001, -0.001, 0.002, -0.002, 0.0), "equivalent within 1 point"),
+        ((0.03, 0.031, 0.029, 0.03, 0.032), "JAX is more accurate"),
+        ((-0.03, -0.031, -0.029, -0.03, -0.032), "PyTorch is more accurate"),
+        ((0.02, -0.03, 0.01, 0.04, -0.02), "undecided"),
+        ((0.001, -0.001, 0.002, -0.002), "no verdict, 4 of 5 seeds"),
+    ],
+)
+def test_the_verdict_on_accuracies(apart: tuple[float, ...], said: str) -> None:
+    assert said in learned.verdict(sides(*apart))
+
+
+def test_trainings_that_are_not_comparable_have_no_verdict() -> None:
+    rows = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") for one in sides(0.0, 0.0, 0.0, 0.0, 0.0)]
+    assert "NOT COMPARABLE: seen_sha256" in learned.verdict(rows)
+    assert learned.difference(rows) is None
+
+
+def test_equivalence_is_claimed_wrongly_in_at_most_five_percent() -> None:
+    """With a true difference of exactly one point."""
+    chance = random.Random(1)
+    claimed = 0
+    for _ in range(1000):
+        apart = [learned.POINT + chance.gauss(0, 0.003) for _ in range(5)]
+        found = learned.difference(sides(*apart))
+        assert found is not None
+        claimed += found.verdict == "equivalent within 1 point"
+    assert claimed / 1000 < 0.065
+
+
+def test_the_rate_warms_up_and_falls_to_nothing() -> None:
+    recipe = recipes.Recipe(SGD(0.1, batch_size=64), 128, 10, warmup_epochs=2)
+    rates = [recipe.rate(step, 100, 10) for step in range(100)]
+    assert max(rates) == pytest.approx(0.2), "scaled to the batch size"
+    assert rates.index(max(rates)) == 20
+    assert rates[0] == pytest.approx(0.2 / 21)
+    assert rates[-1] < 0.0001
+    assert rates[60] == pytest.approx(0.1), "half way down"
+    assert [recipe.rate(step, 1, 1) for step in range(1)] == [pytest.approx(0.2)]
+
+
+def test_every_recipe_is_for_something_that_fits() -> None:
+    for (benchmark, dataset), recipe in recipes.RECIPES.items():
+        assert benchmark in recipes.DATASETS[dataset]
+        assert recipe.source
+        assert recipe.augmentation in recipes.AUGMENTATIONS
+    for dataset, names in recipes.DATASETS.items():
+        for name in names:
+            assert recipes.recipe(name, dataset, 3, 8).epochs == 3
+            assert BENCHMARKS[name]
