@@ -6,7 +6,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-full check types envs driver-env jax-env pytorch-env opacus test-env lock golden slurm clean
-.PHONY: tools benchmark duel page-tools docs hugging-face
+.PHONY: tools benchmark duel page-tools docs hugging-face tpu-env
 
 # Empty: python3 for what is not there yet. Given: an environment of another version is made anew.
 PYTHON ?=
@@ -69,8 +69,15 @@ driver-env: ## the environment of main.py
 jax-env: ## JAX's environment
 	$(install) jax jax-$(JAX) 'JAX for $(JAX) ($(if $(filter cuda%,$(JAX)),4,0.9) GB)'
 
+# PyTorch 2.10's wheel for aarch64 asks for no CUDA packages: what it installs computes on the CPU.
 pytorch-env: ## PyTorch's environment
+	@test '$(PYTORCH)' != cuda12 || test "$$(uname -m)" != aarch64 || { \
+	    echo "PyTorch for CUDA 12 has no build for aarch64 (GH200, GB200): make envs PYTORCH=cuda13, with driver 580 or later" >&2; \
+	    exit 1; }
 	$(install) pytorch pytorch-$(PYTORCH) 'PyTorch for $(PYTORCH) (5.5 GB, some minutes)'
+
+tpu-env: ## JAX with the TPU's compiler, which needs no TPU, for 'main.py fit'
+	$(install) jax-tpu jax-tpu 'JAX with libtpu (1.2 GB)'
 
 hugging-face: driver-env ## adds Hugging Face's datasets and tokenizers to main.py's environment, for 'main.py data'
 	$(install) --onto driver hugging-face 'Hugging Face datasets and tokenizers (0.3 GB)'

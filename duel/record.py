@@ -178,7 +178,7 @@ class Row:
     joules_per_item: float | None = column("energy over the timed blocks / samples", "J")
     mean_watts: float | None = column("energy over the timed blocks / time", "W")
     idle_watts: float | None = column("power in the second before work began", "W")
-    energy_source: str | None = column("NVML (the GPU) or RAPL (the CPU packages, with all that runs on them)")
+    energy_source: str | None = column("NVML, amdsmi (the GPU) or RAPL (the CPU packages, with all that runs on them)")
     clock_mhz: float | None = column("device clock, median over blocks", "MHz")
     clock_mhz_lowest: float | None = column("lowest device clock at the end of a block", "MHz")
     temperature_celsius: float | None = column("highest device temperature at the end of a block", "degrees C")

@@ -19,7 +19,7 @@ from duel.files import locked
 from duel.job import Job
 from duel.launch import local
 from duel.measure.supervisor import _may_share
-from duel.record import COLUMNS
+from duel.record import COLUMNS, LEARNED
 from duel.results import Results, Run
 from duel.status import LaunchRecord, this_process
 
@@ -82,7 +82,7 @@ def check_both_sides(checkout: Path, jax: dict[str, str], pytorch: dict[str, str
 def check_numbers(checkout: Path, row: dict[str, str]) -> None:
     """Every empty column has its reason, and no number is a stand-in for one."""
     missing = json.loads(row["missing"])
-    assert {name for name in COLUMNS if row[name] == ""} - {"cause", "why", "partial"} == set(missing)
+    assert {name for name in COLUMNS if row[name] == ""} - {"cause", "why", "partial", *LEARNED} == set(missing)
     for name in ("throughput", "step_seconds_p50", "peak_memory_bytes", "loss_first", "learning_rate", "accuracy"):
         assert float(row[name]) > 0
     assert float(row["learning_rate"]) == BENCHMARKS["mnist"].optimizer.at(int(row["batch_size"])).learning_rate

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, needs
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -114,3 +114,49 @@ def dry_run(**variables: str) -> str:
 def test_the_build_can_be_chosen() -> None:
     assert "jax jax-tpu " in dry_run(JAX="tpu")
     assert "pytorch pytorch-cuda12 " in dry_run(PYTORCH="cuda12")
+
+
+ARM = LINUX | {"platform_machine": "aarch64"}
+TORCH = ("pytorch-cuda13", "pytorch-cuda12")
+
+
+def installed_on_arm(lock: str) -> set[str]:
+    environment = ARM | {"python_version": "3.11", "python_full_version": "3.11.0"}
+    found = [requirement for requirement, _ in entries(FOLDER / f"{lock}.txt")]
+    return {one.name for one in found if one.marker is None or one.marker.evaluate(environment)}
+
+
+def test_only_cuda_13_has_pytorchs_cuda_packages_on_arm() -> None:
+    """Why 'make envs PYTORCH=cuda12' is refused there."""
+    cuda = {lock: {n for n in installed_on_arm(lock) if n.startswith("nvidia-cu")} for lock in TORCH}
+    assert cuda["pytorch-cuda13"]
+    assert not cuda["pytorch-cuda12"]
+
+
+@pytest.mark.parametrize(("machine", "refused"), [("aarch64", True), ("x86_64", False)])
+def test_cuda_12_is_refused_on_arm_with_what_to_do(tmp_path: Path, machine: str, refused: bool) -> None:
+    (tmp_path / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
+    (tmp_path / "uname").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    command = ["make", "--dry-run", "pytorch-env", "PYTORCH=cuda12"]
+    assert subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False).returncode == 0
+    command = ["make", "pytorch-env", "PYTORCH=cuda12", "install=@echo would install"]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ("make envs PYTORCH=cuda13" in ran.stderr) is refused
+    assert ("would install" in ran.stdout) is not refused
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lock", ["driver", "jax-cpu", "jax-cuda13", "pytorch-cuda13"])
+def test_a_resolver_finds_every_wheel_for_arm(lock: str, tmp_path: Path) -> None:
+    """GH200 and GB200. It asks the package index for each wheel, and installs none."""
+    uv = ROOT / ".venv" / "uv" / "bin" / "uv"
+    needs([] if uv.exists() else ["uv"], "lock")
+    command = [str(uv), "pip", "install", "--dry-run", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    command += ["--python-platform", "aarch64-manylinux_2_28", "--python-version", "3.11", "--target", str(tmp_path)]
+    ran = subprocess.run(
+        [*command, "--requirement", str(FOLDER / f"{lock}.txt")], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Would install" in ran.stderr
+    assert not list(tmp_path.iterdir())

@@ -65,7 +65,6 @@ def test_it_goes_on_after_a_preemption(site: Site) -> None:
     begun(site, run)
     urgent = ("--partition=urgent", "--nodelist=cpu-1", "--exclusive", "--time=5", "--output=/dev/null")
     site.slurm.run("sbatch", *urgent, "--wrap=sleep 3")
-    site.wait(lambda: "told to end: checkpoint after step" in run.log.read_text(), 60)
     ended_in_one_run(site, run, lives=2)
 
 

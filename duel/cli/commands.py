@@ -335,9 +335,11 @@ def init(args: argparse.Namespace, results: "Results") -> int:
 
 
 def doctor(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import cluster, doctor
+    from duel.launch import cluster, doctor, thorough
 
     described = cluster.load(ROOT / "cluster.yaml")
+    if args.thorough:
+        return thorough.check(described, args.target, results, say)
     if args.target is None:
         return doctor.run(described, results)
     return doctor.prove(described, args.target, results, say)

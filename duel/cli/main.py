@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from duel import ROOT
 from duel.arguments import Parser, Several, near, program
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, TRIAL, VALIDATE, WEAK
-from duel.cli import commands, records, topics
+from duel.cli import commands, fit, records, topics
 from duel.errors import UserError
 from duel.job import TRAINING
 from duel.modes import DEFAULT, WATERFALL
@@ -157,6 +157,7 @@ def _init_options(parser: Parser) -> None:
 
 def _doctor_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="check it with a short job")
+    parser.add_argument("--thorough", action="store_true", help="try everything that the target can do, and keep it")
 
 
 def _study_options(parser: Parser) -> None:
@@ -235,6 +236,7 @@ COMMANDS = (
     Command("resubmit", "resubmit unfinished runs, depending on why they failed", commands.resubmit, _resubmit_options),
     Command("study", "plan, start and continue the points of a study", commands.study, _study_options),
     Command("validate", "prove that both sides compute the same function", commands.validate, _validate_options),
+    Command("fit", "plan programs for TPUs: does it compile, does it fit", fit.run, fit.options),
     Command("data", "show, fetch and prepare data sets", commands.data, records.data),
     Command("sync", "upload offline runs to Weights & Biases", commands.sync, _choosing("uploaded")),
     Command("collect", "update results/results.csv", commands.collect, records.collect),

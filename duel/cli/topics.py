@@ -8,7 +8,7 @@ from duel.catalogue import ALIASES, BENCHMARKS, PRECISIONS, PRESETS, PRODUCTS, S
 from duel.switches import SWITCHES
 
 WIDTH = 80
-RARE = ("sync", "workspace", "completion")  # commands that the first page only names
+RARE = ("sync", "bundle", "workspace", "completion")  # commands that the first page only names
 
 # One screen. Option names are both here and in duel.options; a test keeps them in step.
 FRONT = """\

@@ -17,7 +17,7 @@ from duel import ROOT, datasets, terminal
 from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import builds, local, manage, preflight, submit
+from duel.launch import builds, local, manage, preflight, submit, thorough
 from duel.launch.environment import listed
 from duel.launch.schema import Cluster, Target
 from duel.results import Results
@@ -78,6 +78,8 @@ def prove(cluster: Cluster, name: str, results: Results, say: Callable[[str], No
             found = f"{row.device_name} ({row.device_kind}), {framework} {row.framework_version}, on {row.host}"
             say(str(Finding(OK, what, found)))
             say(str(Finding(OK, what, run.status().wandb or "Weights & Biases: not reached")))
+            if text := thorough.outdated(row, results):
+                say(str(Finding(WARN, what, text, f"'python main.py doctor --target {name} --thorough'")))
         else:
             failed = True
             say(str(Finding(FAIL, what, row.cause or str(row.status), f"see 'python main.py logs {run.id}'")))

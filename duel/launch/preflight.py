@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from duel import ROOT
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import directives, nodes, queue, refusal
+from duel.launch import directives, fit, nodes, queue, refusal
 from duel.launch.environment import environment, remarks
 from duel.launch.schema import Cluster, Target
 from duel.terminal import Table
@@ -127,6 +128,7 @@ def forecast(job: Job, text: str, cluster: Cluster, silence: str = "") -> Foreca
             if not start.startswith("at once") and (shut := nodes.reserved(names, maintenance=True)):
                 notes.append(shut)
     notes += _limits(job, lines, partitions, cluster)
+    notes += fit.remarks(job, target.chip, ROOT / "results") if target.chip else []
     return Forecast(_asks(lines), start, notes)
 
 

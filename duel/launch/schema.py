@@ -115,6 +115,7 @@ class Target(_Strict):
     scheduler: Literal["local", "slurm"]
     python: Pythons
     device: Literal["cpu", "gpu", "tpu", "mps"] | None = None
+    chip: Literal["v4", "v5e", "v5p", "v6e"] | None = None
     nodes: Positive = 1
     devices_per_node: Counts = [1]
     per_device: dict[Name, Positive] = {}

@@ -119,6 +119,8 @@ def launch(
     if names := _kept_back(launches):
         line = f"cluster.yaml: targets.{name}.setup: {{job: [export {names[0]}=...]}}"
         say(f"not passed to the jobs: {', '.join(names)}; to set one for the jobs, use {line}")
+    for text in dict.fromkeys(text for job in jobs for text in _known_of(job, target, results)):
+        say(text)
     script.write(jobs, [launch.text for launch in launches], say)
     if target.scheduler == "slurm":
         from duel.launch import sender
@@ -132,6 +134,15 @@ def launch(
     if target.scheduler == "slurm":
         sender.follow_up(target, runs, results, say)
     return runs
+
+
+def _known_of(job: Job, target: Target, results: Results) -> list[str]:
+    """Return what the last thorough check of the job's target says against it."""
+    if not (results.folder / "doctor").is_dir():
+        return []
+    from duel.launch import thorough
+
+    return thorough.remarks(job, target, results)
 
 
 def _kept_back(launches: list[Launch]) -> list[str]:

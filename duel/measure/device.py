@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from duel.catalogue import PRECISIONS, Benchmark
-from duel.measure.nvml import Gpu
+from duel.measure import gpus
 from duel.recipes import Recipe
 from duel.switches import ON, default_value
 
@@ -102,9 +102,9 @@ def cpu() -> Device:
 
 
 def gpu(name: str, count: int, compute_capability: str | None) -> Device:
-    """Return a GPU as the framework sees it, with driver version and memory from NVML if that knows ``name``."""
+    """Return a GPU as the framework sees it, with driver version and memory if its maker's library knows ``name``."""
     try:
-        found = Gpu.open(name)
+        found = gpus.opened(name)
     except LookupError:
         return Device("gpu", name, count, compute_capability=compute_capability)
     return Device("gpu", name, count, found.driver, compute_capability, found.memory_bytes)

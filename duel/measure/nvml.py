@@ -15,6 +15,8 @@ THROTTLES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware
 class Gpu:
     """A GPU that this process may use. ``open`` it."""
 
+    source = "NVML"
+
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
         self.failures: dict[str, str] = {}

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duel.measure import gpus
+from duel.measure.amd import AmdGpu
 from duel.measure.device import Device, World, host_peak_memory
 from duel.measure.nvml import Gpu
 from duel.measure.probes import usable_cpus
@@ -53,10 +55,10 @@ class Watch:
         self.missing: dict[str, str] = {}
         self._device, self._world = device, world
         self._cpus = usable_cpus()
-        self._gpu: Gpu | None = None
+        self._gpu: Gpu | AmdGpu | None = None
         if device.kind == "gpu":
             try:
-                self._gpu = Gpu.open(device.name, world.local_rank % device.count)
+                self._gpu = gpus.opened(device.name, world.local_rank % device.count)
             except LookupError as error:
                 self.missing |= dict.fromkeys(("clock_mhz", "temperature_celsius", "joules_per_item"), str(error))
                 self.missing |= dict.fromkeys(("device_id", "device_process_bytes", "ecc_errors"), str(error))
@@ -146,7 +148,7 @@ class Watch:
     @property
     def no_counter(self) -> str:
         """Why energy cannot be measured, if it cannot."""
-        why = "no energy counter can be read here (NVML on NVIDIA GPUs, RAPL on CPUs)"
+        why = "no energy counter can be read here (NVML and amdsmi on GPUs, RAPL on CPUs)"
         return self._gpu.failures.get("joules_per_item", why) if self._gpu else why
 
     def counters(self) -> list[float]:
@@ -176,7 +178,7 @@ class Watch:
         elif seconds < ENERGY_SECONDS:
             self.missing |= dict.fromkeys(names, f"a window of {seconds:.1f} s; {ENERGY_SECONDS:.0f} are needed")
         else:
-            source = "NVML" if self._gpu else "RAPL"
+            source = self._gpu.source if self._gpu else "RAPL"
             return dict(zip(names, (used / items, used / seconds, self.idle_watts, source), strict=True))
         return nothing
 

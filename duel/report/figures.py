@@ -332,8 +332,7 @@ DRAW: dict[str, Draw] = {
 
 def save(draw: Draw, data: pd.DataFrame, folder: Path) -> None:
     """Write a figure as SVG and PDF; do nothing if there is nothing to show."""
-    panels = draw(data)
-    if panels:
+    if panels := draw(data):
         drawn = folder / f"{draw.__name__}.svg"
         whole(panels).save(str(drawn))
         drawn.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(drawn.read_text()))

@@ -1,0 +1,108 @@
+"""The command ``fit``: its options, and what it does with them."""
+
+import argparse
+import re
+from typing import TYPE_CHECKING
+
+from duel import ROOT
+from duel.arguments import Parser, Several
+from duel.catalogue import BENCHMARKS, MANY, PER_SAMPLE, PER_SAMPLE_MANY
+from duel.chips import CHIPS
+from duel.errors import UserError
+from duel.options import (
+    SIZES,
+    add_precision,
+    batch_size,
+    benchmark_names,
+    chosen,
+    product,
+    target_name,
+    use_case_numbers,
+)
+from duel.terminal import say, show
+
+if TYPE_CHECKING:
+    from duel.launch.fit import Cell
+    from duel.results import Results
+
+KIND = "tpu:"
+
+
+def options(parser: Parser) -> None:
+    parser.add_argument("--device", type=_chip, metavar="tpu:CHIP", help=f"{', '.join(CHIPS)}: compile for it, here")
+    parser.add_argument(
+        "--benchmark", action=Several, convert=benchmark_names, required=True, metavar="NAME", help="names, or all"
+    )
+    parser.add_argument("--use_case", action=Several, convert=use_case_numbers, metavar="N", help="numbers or names")
+    parser.add_argument("--size", type=chosen("size", SIZES), default="full", metavar="NAME", help="tiny or full")
+    parser.add_argument(
+        "--batch_sizes", action=Several, convert=batch_size, default=(), metavar="N", help="samples over all chips"
+    )
+    parser.add_argument(
+        "--products", action=Several, convert=product, default=("clipped_sum",), metavar="NAME", help="of gradients"
+    )
+    add_precision(parser)
+    parser.add_argument("--largest", action="store_true", help="also find the largest batch that fits")
+    parser.add_argument(
+        "--limit", type=_minutes, default=900.0, metavar="TIME", help="for a compilation (default: 15m)"
+    )
+    parser.add_argument("--target", type=target_name, metavar="NAME", help="the target whose JAX has libtpu")
+
+
+def _chip(text: str) -> str:
+    name = text.removeprefix(KIND)
+    if name not in CHIPS:
+        valid = ", ".join(f"{KIND}{chip}" for chip in CHIPS)
+        raise argparse.ArgumentTypeError(f"unknown chip {text!r}; valid: {valid}")
+    return name
+
+
+def _minutes(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,4})(s|m)", text)
+    if not found or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"time {text!r}: give minutes or seconds, such as 15m or 90s")
+    return float(found[1]) * (60 if found[2] == "m" else 1)
+
+
+def run(args: argparse.Namespace, results: "Results") -> int:
+    """Compile the cells that ``args`` name, keep and show what that came to; 1 if one neither fits nor is too large."""
+    from duel.launch import cluster, fit
+
+    if args.device is None:
+        raise UserError(f"--device is needed, as in --device {KIND}v5e")
+    _, target = cluster.load(ROOT / "cluster.yaml").target(args.target)
+    python = fit.interpreter(str(target.python.jax))
+    found = []
+    for cell in _cells(args):
+        say(f"compiling {cell.name} for {cell.chip}")
+        if args.largest:
+            found += list(fit.largest(cell, python, args.limit, say))
+        else:
+            found.append(fit.compiled(cell, python, args.limit))
+        fit.keep(results.folder, args.device, found)
+    show(fit.table(found))
+    return 0 if all(one.outcome in (fit.FITS, fit.TOO_LARGE) for one in found) else 1
+
+
+def _cells(args: argparse.Namespace) -> "list[Cell]":
+    from duel.launch.fit import Cell
+
+    cells = []
+    for name in args.benchmark:
+        for use_case in args.use_case or (1,):
+            per_sample = use_case in (PER_SAMPLE, PER_SAMPLE_MANY)
+            devices = 4 if use_case in MANY else 1
+            usual = BENCHMARKS[name].sizes[args.size].batch_size["tpu"] * devices
+            for size in args.batch_sizes or (usual,):
+                cells += [
+                    Cell(
+                        args.device, name, use_case, args.size, args.precision, size, devices, each, _micro(each, size)
+                    )
+                    for each in (args.products if per_sample else (None,))
+                ]
+    return cells
+
+
+def _micro(product: str | None, batch: int) -> int | None:
+    """Return the samples whose gradients are computed at once, up to 32."""
+    return max(n for n in range(1, min(batch, 32) + 1) if batch % n == 0) if product else None

@@ -1,0 +1,203 @@
+"""Plan programs for TPUs that are not here: does it compile, what memory does it take, which batch is the largest?
+
+JAX's interpreter with libtpu compiles the twins' own programs (``jax/_ahead.py``). What was found is kept in
+results/fit/<chip>.json, with the versions and the code that it is of; the preflight of a TPU job reads it.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from duel import CODE, ROOT, certificate, files
+from duel.catalogue import BENCHMARKS, USE_CASES
+from duel.chips import CHIPS, bound
+from duel.errors import UserError
+from duel.files import Damaged, write_atomically
+from duel.job import Job
+from duel.terminal import Table
+
+LIMIT_SECONDS = 900.0  # that a compilation may take
+MOST_DOUBLINGS = 12
+FITS, TOO_LARGE, TOO_SLOW, FAILED = "fits", "does not fit", "not compiled within the limit", "does not compile"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is compiled: one step of one side, JAX's."""
+
+    chip: str
+    benchmark: str
+    use_case: int
+    size: str
+    precision: str
+    batch_size: int
+    devices: int = 1
+    product: str | None = None
+    microbatch: int | None = None
+
+    @property
+    def name(self) -> str:
+        parts = [self.benchmark, self.size, USE_CASES[self.use_case].name, self.precision, f"batch {self.batch_size}"]
+        parts += [self.product] if self.product else []
+        return ", ".join([*parts, *([f"{self.devices} chips"] if self.devices > 1 else [])])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What compiling a cell came to; ``why`` says more of what is no success. Bytes are of one chip."""
+
+    cell: Cell
+    outcome: str
+    why: str = ""
+    seconds: float | None = None
+    planned_bytes: int | None = None
+    flops: float | None = None
+    moved_bytes: float | None = None
+    code_sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def file(results: Path, chip: str) -> Path:
+    return results / "fit" / f"{chip}.json"
+
+
+def known(results: Path, chip: str) -> list[Found]:
+    """Return what is kept of ``chip``, of this code. Raises UserError if the file is damaged."""
+    try:
+        stored = files.read_object(file(results, chip))
+        found = files.fitting(stored["found"], list[Found], f"fit/{chip}.json")
+    except FileNotFoundError:
+        return []
+    except (Damaged, KeyError) as error:
+        raise UserError(f"{file(results, chip)}: {error}; remove it, and 'main.py fit' makes a new one") from None
+    return [one for one in found if one.cell.benchmark in BENCHMARKS and one.code_sha256 == _code(one.cell)]
+
+
+def _code(cell: Cell) -> str:
+    return certificate.code_sha256(cell.benchmark, cell.size)
+
+
+def keep(results: Path, chip: str, found: list[Found]) -> None:
+    """Add ``found`` to what is kept, in place of earlier results for the same cells."""
+    cells = {one.cell for one in found}
+    others = [one for one in known(results, chip) if one.cell not in cells]
+    ordered = sorted([*others, *found], key=lambda one: str(dataclasses.astuple(one.cell)))
+    path = file(results, chip)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps({"found": [dataclasses.asdict(one) for one in ordered]}, indent=1) + "\n")
+
+
+def interpreter(python: str) -> str:
+    """Return JAX's interpreter with libtpu. Raises UserError without one."""
+    names = dict.fromkeys([".venv/jax-tpu/bin/python", python, ".venv/jax/bin/python"])
+    for name in names:
+        path = ROOT / name
+        if (
+            path.exists()
+            and subprocess.run([path, "-c", "import libtpu"], capture_output=True, check=False).returncode == 0
+        ):
+            return str(path)
+    raise UserError(
+        f"no interpreter with libtpu, which has the TPU's compiler ({', '.join(names)}): run 'make tpu-env'"
+    )
+
+
+def compiled(cell: Cell, python: str, limit: float) -> Found:
+    """Compile one cell in a process of its own."""
+    asked = {name: value for name, value in dataclasses.asdict(cell).items() if value is not None}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    command = [python, str(CODE / "jax" / "_ahead.py"), json.dumps(asked)]
+    try:
+        ran = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit, check=False, cwd=CODE / "jax"
+        )
+    except subprocess.TimeoutExpired:
+        return Found(cell, TOO_SLOW, f"{limit:.0f} s", code_sha256=_code(cell))
+    try:
+        told = json.loads(ran.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), f"exit code {ran.returncode}")
+        return Found(cell, FAILED, last.strip()[:300], code_sha256=_code(cell))
+    common: dict[str, Any] = {"code_sha256": _code(cell), "versions": told["versions"]}
+    if not told["fits"]:
+        return Found(cell, TOO_LARGE, told["why"], **common)
+    names = ("seconds", "planned_bytes", "flops", "moved_bytes")
+    found = Found(cell, FITS, **{name: told[name] for name in names}, **common)
+    most = CHIPS[cell.chip].memory_bytes
+    if (found.planned_bytes or 0) > most:
+        over = ((found.planned_bytes or 0) - most) / 2**30
+        return dataclasses.replace(found, outcome=TOO_LARGE, why=f"{over:.2g} GiB more than the chip has")
+    return found
+
+
+def largest(cell: Cell, python: str, limit: float, say: Say) -> Iterator[Found]:
+    """Yield what compiling ever larger batches comes to: doubled until one does not fit, then halved intervals."""
+    low, high = 0, 0
+    size = cell.batch_size
+    for _ in range(MOST_DOUBLINGS):
+        found = compiled(dataclasses.replace(cell, batch_size=size), python, limit)
+        yield found
+        say(f"batch {size}: {found.outcome}{f', {found.why}' if found.why else ''}")
+        if found.outcome == FITS:
+            low, size = size, 2 * size
+        elif found.outcome == TOO_LARGE:
+            high = size
+            break
+        else:
+            return
+    while high - low > max(cell.devices, low // 8) and low:
+        size = (low + high) // 2 // cell.devices * cell.devices
+        found = compiled(dataclasses.replace(cell, batch_size=size), python, limit)
+        yield found
+        say(f"batch {size}: {found.outcome}")
+        if found.outcome == FITS:
+            low = size
+        else:
+            high = size
+
+
+def table(found: list[Found]) -> Table:
+    """Return a line for each cell, with how much of the chip's memory it takes and which roof it would meet."""
+    lines = []
+    for one in found:
+        chip = CHIPS[one.cell.chip]
+        memory, roof, took = "", "", ""
+        if one.outcome == FITS:
+            memory = f"{(one.planned_bytes or 0) / 2**30:.3g} of {chip.memory_bytes / 2**30:.0f} GiB"
+            roof = bound(chip, one.flops, one.moved_bytes) if one.flops and one.moved_bytes else ""
+            took = f"{one.seconds:.0f} s"
+        flops = f"{one.flops:.3g}" if one.flops else ""
+        lines.append([one.cell.chip, one.cell.name, one.outcome, memory, flops, roof, took])
+    notes = [f"{one.cell.name}: {one.why}" for one in found if one.why]
+    notes += sorted({", ".join(f"{name} {version}" for name, version in one.versions.items()) for one in found} - {""})
+    head = ["chip", "step", "", "memory", "FLOP", "bound", "compiled in"]
+    return Table(head, lines, notes)
+
+
+def remarks(job: Job, chip: str, results: Path) -> list[str]:
+    """Return what is known of a TPU job before it waits: a batch that cannot fit, and by how much."""
+    try:
+        found = known(results, chip)
+    except UserError as error:
+        return [str(error)]
+    return [
+        f"{one.cell.name} does not fit a {chip}: {one.why} (compiled ahead; 'main.py fit' says what fits)"
+        for one in found
+        if one.outcome == TOO_LARGE and _is_of(one.cell, job)
+    ]
+
+
+def _is_of(cell: Cell, job: Job) -> bool:
+    row = job.rows()[0]
+    batch = row.batch_size or BENCHMARKS[job.benchmark].sizes[str(row.size)].batch_size["tpu"]
+    sizes = job.batch_sizes or (batch,)
+    return (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices) == (
+        *(job.benchmark, job.use_case, row.size, job.precision, job.ranks),
+    ) and cell.batch_size in sizes

@@ -1,0 +1,267 @@
+"""The thorough check of a target: small jobs of everything it can do, each on its own, and a table of what works.
+
+Precisions with their canaries, every switch with its proof, memory, NVML and energy, two devices, the profiler, and a
+pair of four benchmarks. A job that fails ends nothing but itself. What was found is kept per target in
+results/doctor/<target>.json, with a bundle of all evidence beside it, and a submission heeds it.
+"""
+
+import dataclasses
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from duel import ROOT, files, profile
+from duel.catalogue import (
+    BENCHMARKS,
+    FRAMEWORK_DEFAULT,
+    FRAMEWORKS,
+    PAIRED,
+    PER_SAMPLE,
+    PRECISIONS,
+    TRAIN,
+    TRAIN_MANY,
+    USE_CASES,
+)
+from duel.errors import UserError
+from duel.files import Damaged, utc, write_atomically
+from duel.job import Job
+from duel.launch import manage, submit
+from duel.launch.schema import Cluster, Target
+from duel.modes import DEFAULT
+from duel.record import Row
+from duel.results import Results, Run
+from duel.states import FINISHED, SKIPPED
+from duel.switches import SWITCHES
+from duel.terminal import Table
+
+WORKS, LIMITED, BROKEN, ABSENT = "works", "works with a limit", "BROKEN", "not there"
+TIME = "--time=00:05:00"
+PAIRS = ("mnist", "resnet50", "bert", "gcn")
+# What a probe that may be denied measures, by what it is called in the table.
+PROBES = {"NVML: clock": "clock_mhz", "energy": "joules_per_item", "memory errors": "ecc_errors"}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing to try, as a job: ``what`` it shows of which side."""
+
+    what: str
+    job: Job
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of a trial: ``outcome``, why in words, and the run that shows it."""
+
+    what: str
+    framework: str
+    outcome: str
+    why: str = ""
+    run_id: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was found of a target, and of which environment and driver."""
+
+    target: str
+    checked: str
+    driver: str
+    versions: dict[str, str]
+    findings: list[Finding] = field(default_factory=list)
+
+
+def trials(name: str, target: Target) -> list[Trial]:
+    """Return what to try on a target; only the frameworks that have an interpreter there."""
+    sides = [framework for framework in FRAMEWORKS if getattr(target.python, framework) is not None]
+    kind = target.device
+    found = []
+
+    def job(framework: str, benchmark: str, use_case: int, precision: str = "fp32", **more: object) -> Job:
+        made = Job(framework, benchmark, use_case, "smoke", precision, None, name, size="tiny")
+        return dataclasses.replace(made, changes=(TIME,), **more)  # type: ignore[arg-type]
+
+    for framework in sides:
+        for policy in PRECISIONS.values():
+            if policy.name != FRAMEWORK_DEFAULT and (kind is None or kind in policy.device_kinds):
+                found.append(Trial(f"precision {policy.name}", job(framework, "cifar10_resnet18", TRAIN, policy.name)))
+        for what, mode, benchmark, use_case in _switches(framework, kind):
+            found.append(Trial(what, job(framework, benchmark, use_case, mode=mode, products=_products(use_case))))
+        if target.nodes * target.devices_per_node[-1] > 1:
+            nodes = 1 if target.devices_per_node[-1] > 1 else 2
+            two = job(framework, "mnist", TRAIN_MANY, nodes=nodes, devices_per_node=2 // nodes)
+            found.append(Trial("two devices", two))
+        found.append(Trial("profiler", job(framework, "mnist", TRAIN, profile=True)))
+    if len(sides) == len(FRAMEWORKS):
+        found += [Trial(f"pair of {benchmark}", job(PAIRED, benchmark, TRAIN)) for benchmark in PAIRS]
+    return found
+
+
+def _products(use_case: int) -> tuple[str, ...]:
+    return ("clipped_sum",) if use_case == PER_SAMPLE else ()
+
+
+def _switches(framework: str, kind: str | None) -> list[tuple[str, str, str, int]]:
+    """Return each value of each switch that differs from the default: its name, mode, benchmark and use case."""
+    found = []
+    for switch in SWITCHES:
+        if switch.framework != framework or (kind is not None and kind not in switch.device_kinds) or switch.counts:
+            continue
+        use_case = PER_SAMPLE if switch.modules == ("per_sample_gradients",) else TRAIN
+        if USE_CASES[use_case].module not in switch.modules:
+            continue
+        benchmark = next(name for name in ("resnet50", "bert", "mobilenet_v3_small") if switch.suits(BENCHMARKS[name]))
+        for value in switch.values[1:]:
+            needs = f"+{switch.needs}" if switch.needs else ""
+            turned = f"+{switch.name}" if value == "on" else f"-{switch.name}" if value == "off" else ""
+            turned = turned or f"+{switch.name}={value}"
+            found.append((f"switch {switch.name} {value}", f"{DEFAULT}{needs}{turned}", benchmark, use_case))
+    return list(dict.fromkeys(found))
+
+
+def check(cluster: Cluster, name: str | None, results: Results, say: Say) -> int:
+    """Try everything on a target, print what works and keep it. Returns 1 if something is broken."""
+    name, target = cluster.target(name)
+    planned = trials(name, target)
+    say(f"{len(planned)} small jobs on {name}; each is on its own, whatever happens to the others")
+    runs = submit.launch([trial.job for trial in planned], cluster, results, say)
+    manage.wait(runs, results)
+    found = [finding for trial, run in zip(planned, runs, strict=True) for finding in _judged(trial, run)]
+    report = Report(name, utc(), *_environment(runs), found)
+    path = file(results, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
+    bundle = _bundle(path, runs)
+    for line in _lines(report, results):
+        say(line)
+    say(f"kept in {path.relative_to(results.folder.parent)}; all evidence to send in: {bundle.name} beside it")
+    return 1 if any(one.outcome == BROKEN for one in found) else 0
+
+
+def _judged(trial: Trial, run: Run) -> list[Finding]:
+    """Return what became of a trial's rows, and of the probes around the first that finished."""
+    found = []
+    for row in run.rows():
+        framework = str(row.framework)
+        if row.status == SKIPPED:
+            found.append(Finding(trial.what, framework, ABSENT, str(row.cause), run.id))
+        elif row.status != FINISHED:
+            found.append(Finding(trial.what, framework, BROKEN, row.cause or str(row.status), run.id))
+        else:
+            found.append(Finding(trial.what, framework, *_limit(trial, row, run), run.id))
+            found += _probed(row, run) if trial.what == "precision fp32" else []
+    return found
+
+
+def _limit(trial: Trial, row: Row, run: Run) -> tuple[str, str]:
+    if trial.job.profile:
+        made = profile.read(run.folder, row.row or 0)
+        if made is None or made.why:
+            return LIMITED, f"no profile: {made.why if made else 'none was written'}"
+    if trial.job.framework == PAIRED and not str(row.comparable).startswith("COMPARABLE"):
+        return LIMITED, str(row.comparable or "not compared")
+    if trial.what.startswith("switch "):
+        proof = json.loads(row.proofs or "{}").get(trial.what.split()[1])
+        if proof is not None and "not in force" in str(proof):
+            return LIMITED, str(proof)
+    return WORKS, f"{row.device_name}, {row.framework} {row.framework_version}"
+
+
+def _probed(row: Row, run: Run) -> list[Finding]:
+    """Return what the conditions around a row could be read from; a probe that was denied took nothing down."""
+    found = []
+    for what, column in PROBES.items():
+        value, why = getattr(row, column), row.missing.get(column, "")
+        short = re.search(r"a window of [\d.]+ s", why) is not None  # smoke is too short for energy, which is there
+        outcome = WORKS if value is not None or short else LIMITED
+        found.append(Finding(what, str(row.framework), outcome, "" if outcome == WORKS else why, run.id))
+    return found
+
+
+def _environment(runs: list[Run]) -> tuple[str, dict[str, str]]:
+    """Return the driver, and the version of each framework, that rows reported."""
+    rows = [row for run in runs for row in run.rows()]
+    driver = next((row.driver for row in rows if row.driver), "")
+    return driver, {str(row.framework): row.framework_version for row in rows if row.framework_version}
+
+
+def _bundle(path: Path, runs: list[Run]) -> Path:
+    """Pack the folders of all runs, without Weights & Biases' own files."""
+    bundle = path.with_suffix(".tar.gz")
+    with tarfile.open(bundle, "w:gz") as archive:
+        archive.add(path, path.name)
+        for run in runs:
+            archive.add(run.folder, f"runs/{run.id}", filter=lambda one: None if "/wandb" in one.name else one)
+    return bundle
+
+
+def _lines(report: Report, results: Results) -> list[str]:
+    lines = [f"{report.target}: driver {report.driver or 'none'}, {report.versions}"]
+    for one in report.findings:
+        log = f" ('python main.py logs {one.run_id}')" if one.outcome == BROKEN else ""
+        lines.append(f"{one.outcome:18}  {one.framework:8} {one.what}{f': {one.why}' if one.why else ''}{log}")
+    return lines
+
+
+def table(report: Report) -> Table:
+    """Return what is kept of a target."""
+    lines = [[one.framework, one.what, one.outcome, one.why] for one in report.findings]
+    return Table(["side", "what", "", ""], lines, [f"checked {report.checked}, driver {report.driver or 'none'}"])
+
+
+def file(results: Results, target: str) -> Path:
+    return results.folder / "doctor" / f"{target}.json"
+
+
+def known(results: Results, target: str) -> Report | None:
+    """Return what is kept of a target, None if nothing is. Raises UserError if it is damaged."""
+    path = file(results, target)
+    try:
+        return files.fitting(files.read_object(path), Report, path.name)
+    except FileNotFoundError:
+        return None
+    except Damaged as error:
+        raise UserError(f"{path}: {error}; 'main.py doctor --target {target} --thorough' makes a new one") from None
+
+
+def remarks(job: Job, target: Target, results: Results) -> list[str]:
+    """Return what the last thorough check of its target says against ``job``, and whether that check is out of date."""
+    try:
+        report = known(results, job.target)
+    except UserError as error:
+        return [str(error)]
+    if report is None:
+        return []
+    wanted = {f"precision {job.precision}", *(f"switch {name}" for name in re.findall(r"[+-](\w+)", job.mode))}
+    found = [
+        f"{one.what} is broken on {job.target} for {one.framework}: {one.why} (doctor --thorough, {report.checked})"
+        for one in report.findings
+        if one.outcome == BROKEN and one.framework in job.frameworks and _names(one.what) & wanted
+    ]
+    if changed := [name for name in job.frameworks if _installed(getattr(target.python, name)) > report.checked]:
+        sides = " and ".join(changed)
+        found.append(f"the thorough check of {job.target} is older than the environment of {sides}: check it again")
+    return found
+
+
+def _installed(python: str | None) -> str:
+    """Return when something was last installed where ``python`` is, as a time stamp; empty if this is not visible."""
+    folders = (ROOT / python).parent.parent.glob("lib/python*/site-packages") if python else ()
+    return max((utc(folder.stat().st_mtime) for folder in folders), default="")
+
+
+def outdated(row: Row, results: Results) -> str:
+    """Return that the thorough check of a row's target is of another driver; empty if not, or without one."""
+    report = known(results, str(row.target))
+    if report is None or not row.driver or row.driver == report.driver:
+        return ""
+    return f"the thorough check is of driver {report.driver or 'none'}, now it is {row.driver}: check it again"
+
+
+def _names(what: str) -> set[str]:
+    return {what, " ".join(what.split()[:2])}

@@ -1,0 +1,11 @@
+"""The GPU that this process computes on, whoever made it, by its maker's management library."""
+
+from duel.measure.amd import AmdGpu
+from duel.measure.nvml import Gpu
+
+AMD = ("amd", "radeon", "instinct")
+
+
+def opened(name: str, index: int = 0) -> Gpu | AmdGpu:
+    """Open the ``index``th GPU that this process sees, called ``name``. Raises LookupError, with the reason."""
+    return AmdGpu.open(name, index) if any(word in name.lower() for word in AMD) else Gpu.open(name, index)

@@ -1,0 +1,114 @@
+"""Compile a benchmark's own step for a TPU that is not here, and print what XLA plans for it, as JSON.
+
+    JAX_PLATFORMS=cpu python jax/_ahead.py '{"chip": "v5e", "devices": 1, "benchmark": "mnist", ...}'
+
+libtpu has the compiler of every chip. The twins' classes are used as they are, but for where their arrays are put:
+there are only shapes, on the devices of a described topology.
+"""
+
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # it would look for its metadata server, for minutes
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+import devices
+import network
+import weights
+from duel.catalogue import BENCHMARKS, USE_CASES, Benchmark
+from duel.chips import CHIPS
+from duel.datasets import SYNTHETIC
+from duel.measure import batches, parameters
+from duel.measure.device import Device, Setting, World
+
+NO_ROOM = ("ran out of memory", "resource_exhausted", "exceeded hbm capacity", "exceeds available memory")
+
+
+def shapes_of(self: Any, tree: Any, spec: Any = network.ALL) -> Any:
+    """Return the shapes of ``tree`` where ``Network._put`` would put its arrays."""
+
+    def shape(array: Any) -> jax.ShapeDtypeStruct:
+        kind = array.dtype if np.issubdtype(array.dtype, np.integer) else self._dtype
+        there = SingleDeviceSharding(self._device) if self._mesh is None else NamedSharding(self._mesh, spec)
+        return jax.ShapeDtypeStruct(array.shape, kind, sharding=there)
+
+    return jax.tree.map(shape, tree)
+
+
+def pool(benchmark: Benchmark, size: str, batch_size: int) -> batches.Pool:
+    """Return one batch whose samples are all the same, and take the memory of one."""
+    made = dataclasses.replace(benchmark, dataset=SYNTHETIC)
+    one = batches.pool(made, size, 1, 0, Path()).batches[0]
+    arrays = [np.broadcast_to(array, (batch_size, *array.shape[1:])) for array in (*one.inputs, one.labels)]
+    return batches.Pool((batches.Batch(tuple(arrays[:-1]), arrays[-1]),), None, SYNTHETIC, True, "")
+
+
+def planned(asked: dict[str, Any]) -> dict[str, Any]:
+    """Compile what is ``asked``; return seconds, bytes and FLOP, or why it does not fit."""
+    chip = CHIPS[asked["chip"]]
+    described: Any = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology)
+    there = described.devices[: asked["devices"]]
+    use_case, benchmark = USE_CASES[asked["use_case"]], BENCHMARKS[asked["benchmark"]]
+    device = Device("tpu", there[0].device_kind, len(there), memory_bytes=chip.memory_bytes)
+    world = World(0, len(there))
+    # Where the twins look for the devices of this process, they find those of the topology.
+    twins: Any = (devices, jax, network.Network)
+    for owner, name, instead in zip(
+        twins,
+        ("native", "make_mesh", "_put"),
+        (lambda wanted: there[0], lambda shape, names: Mesh(np.array(there), names), shapes_of),
+        strict=True,
+    ):
+        setattr(owner, name, instead)
+    per_sample = use_case.module == "per_sample_gradients"
+    shapes = weights.shapes(network.build(benchmark, asked["size"], per_sample))
+    arrays = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
+    optimizer = benchmark.optimizer.at(asked["batch_size"])
+    setting = Setting(
+        dataclasses.replace(benchmark, optimizer=optimizer),
+        *(asked["size"], asked["precision"], device, world),
+        product=asked.get("product") or "",
+        microbatch=asked.get("microbatch") or 0,
+    )
+    kind = getattr(importlib.import_module(use_case.module), use_case.work)
+    work = kind(setting, pool(benchmark, asked["size"], asked["batch_size"]), arrays)
+    found: dict[str, Any] = {"versions": devices.versions(), "parameters": _trainable(shapes)}
+    try:
+        seconds = work.compile()
+    except Exception as error:  # XLA has one class for all
+        text = str(error)
+        if not any(words in text.lower() for words in NO_ROOM):
+            raise
+        return found | {"fits": False, "why": _in_one_line(text)}
+    cost = work._program.cost_analysis() or {}
+    cost = cost[0] if isinstance(cost, list) else cost
+    return found | {
+        "fits": True,
+        "seconds": seconds,
+        "planned_bytes": work.planned_bytes(),
+        "flops": cost.get("flops"),
+        "moved_bytes": cost.get("bytes accessed"),
+    }
+
+
+def _trainable(shapes: dict[str, tuple[int, ...]]) -> int:
+    return sum(int(np.prod(shape)) for shape in parameters.trainable(shapes).values())
+
+
+def _in_one_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "exceeded" in line.lower()), lines[0])[:300]
+
+
+if __name__ == "__main__":
+    print(json.dumps(planned(json.loads(sys.argv[1]))))

@@ -1,0 +1,128 @@
+"""Programs planned for TPUs that are not here: compiled for real by libtpu, kept, and told before a job waits."""
+
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Main, needs
+
+from duel.catalogue import BENCHMARKS, INFERENCE, TRAIN, TRAIN_MANY, USE_CASES
+from duel.chips import CHIPS, bound
+from duel.errors import UserError
+from duel.job import Job
+from duel.launch import fit
+from duel.launch.fit import Cell, Found
+
+PYTHON = ROOT / ".venv" / "jax-tpu" / "bin" / "python"
+
+
+@pytest.fixture
+def python() -> str:
+    needs([] if PYTHON.exists() else ["libtpu"], "tpu-env")
+    return str(PYTHON)
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+@pytest.mark.parametrize(
+    ("benchmark", "use_case", "devices"), [("mnist", TRAIN, 1), ("gcn", INFERENCE, 1), ("mnist", TRAIN_MANY, 4)]
+)
+def test_the_twins_own_programs_compile_for_a_chip_that_is_not_here(
+    python: str, chip: str, benchmark: str, use_case: int, devices: int
+) -> None:
+    found = fit.compiled(Cell(chip, benchmark, use_case, "tiny", "bf16", 8 * devices, devices), python, 300)
+    assert found.outcome == fit.FITS, found.why
+    assert found.planned_bytes
+    assert 0 < found.planned_bytes < CHIPS[chip].memory_bytes
+    assert found.flops
+    assert found.versions["libtpu"]
+
+
+def test_a_program_that_does_not_fit_is_told_by_how_much(python: str) -> None:
+    found = fit.compiled(Cell("v5e", "gcn", INFERENCE, "full", "bf16", 4096), python, 600)
+    assert found.outcome == fit.TOO_LARGE
+    assert "G" in found.why
+
+
+def test_a_compilation_that_takes_too_long_ends(python: str) -> None:
+    found = fit.compiled(Cell("v5e", "resnet50", TRAIN, "full", "bf16", 32), python, 2)
+    assert (found.outcome, found.why) == (fit.TOO_SLOW, "2 s")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("use_case", [number for number, case in USE_CASES.items() if case.module])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_every_cell_compiles(python: str, chip: str, benchmark: str, use_case: int, precision: str) -> None:
+    devices = 4 if use_case in (2, 4) else 1
+    product, micro = ("clipped_sum", 2) if use_case in (3, 4) else (None, None)
+    cell = Cell(chip, benchmark, use_case, "tiny", precision, 4 * devices, devices, product, micro)
+    found = fit.compiled(cell, python, 900)
+    assert found.outcome == fit.FITS, found
+
+
+CELL = Cell("v5e", "resnet50", TRAIN, "full", "bf16", 1024)
+
+
+def stand_in(folder: Path, most: int) -> str:
+    """An interpreter that 'compiles' batches up to ``most``: the sizes that a search tries do not need libtpu."""
+    path = folder / "python"
+    path.write_text(
+        "#!/usr/bin/env python3\nimport json, sys\nsize = json.loads(sys.argv[2])['batch_size']\n"
+        f"fits = size <= {most}\nfound = {{'fits': fits, 'versions': {{'jax': '1'}}, 'why': 'Exceeded hbm by 2.1G',\n"
+        "'seconds': 1, 'planned_bytes': 1000 * size, 'flops': 1e9, 'moved_bytes': 1e6}\nprint(json.dumps(found))\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("most", [100, 128, 200, 1000])
+def test_the_largest_batch_is_found_by_doubling_and_halving(tmp_path: Path, most: int) -> None:
+    cell = Cell("v5e", "mnist", TRAIN, "full", "bf16", 32)
+    found = list(fit.largest(cell, stand_in(tmp_path, most), 10, lambda text: None))
+    best = max(one.cell.batch_size for one in found if one.outcome == fit.FITS)
+    assert most * 8 / 9 - 1 <= best <= most
+    assert len(found) <= 14
+
+
+def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> None:
+    code = fit._code(CELL)
+    fit.keep(tmp_path, "v5e", [Found(CELL, fit.TOO_LARGE, "Exceeded hbm capacity by 4.2G", code_sha256=code)])
+    fits = Found(Cell("v5e", "mnist", TRAIN, "full", "bf16", 256), fit.FITS, "", 1.0, 10, 1e9, 1e6, fit._code(CELL))
+    fit.keep(tmp_path, "v5e", [fits])
+    assert [one.cell.benchmark for one in fit.known(tmp_path, "v5e")] == ["resnet50"], "the other is of other code"
+    job = Job("jax", "resnet50", TRAIN, "standard", "bf16", None, "tpu", batch_sizes=(1024,))
+    (said,) = fit.remarks(job, "v5e", tmp_path)
+    assert "batch 1024 does not fit a v5e: Exceeded hbm capacity by 4.2G" in said
+    assert fit.remarks(Job("jax", "resnet50", TRAIN, "standard", "bf16", None, "tpu"), "v5e", tmp_path) == []
+    fit.file(tmp_path, "v5e").write_text("{")
+    with pytest.raises(UserError, match=r"remove it, and 'main\.py fit' makes a new one"):
+        fit.known(tmp_path, "v5e")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--device", "tpu:v9"), "unknown chip 'tpu:v9'; valid: tpu:v4, tpu:v5e, tpu:v5p, tpu:v6e"),
+        ((), "--device is needed, as in --device tpu:v5e"),
+        (("--device", "tpu:v5e", "--limit", "1h"), "time '1h': give minutes or seconds"),
+    ],
+)
+def test_mistakes_are_answered_in_words(main: Main, options: tuple[str, ...], said: str) -> None:
+    ran = main("fit", "--benchmark", "mnist", *options)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
+def test_without_libtpu_it_says_what_to_run(checkout: Path, main: Main) -> None:
+    (checkout / ".venv").unlink()
+    (checkout / ".venv").mkdir()
+    ran = main("fit", "--benchmark", "mnist", "--device", "tpu:v5e")
+    assert ran.returncode == 2
+    assert "no interpreter with libtpu" in ran.stderr
+    assert "make tpu-env" in ran.stderr
+
+
+def test_the_roof_is_the_one_that_takes_longer() -> None:
+    chip = CHIPS["v5e"]
+    assert bound(chip, chip.flops_per_second, chip.bytes_per_second / 2) == "compute"
+    assert bound(chip, chip.flops_per_second / 2, chip.bytes_per_second) == "memory"
