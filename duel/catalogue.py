@@ -150,7 +150,8 @@ SCALINGS: Mapping[str, str] = MappingProxyType({WEAK: "the batch on each device"
 CLAIM_PAIRS = 4  # fewest pairs to claim a ratio
 CLAIM_SESSIONS = 3  # fewest sessions for an interval over sessions
 SESSION_SECONDS = 3600  # after the end of a pair; one that begins sooner on the same host is in its session
-TRIAL = "trial"
+TRIAL, FIT = "trial", "fit"
+HIDDEN = (TRIAL, FIT)  # presets that only their own commands use
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         p.name: p
@@ -184,6 +185,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 pairs=1,
                 thorough=False,
                 calls=20,
+            ),
+            Preset(
+                FIT,
+                "what 'fit' uses to find the largest batch: one step, no claim",
+                warmup_steps=1,
+                warmup_seconds=0.0,
+                settling_seconds=0.0,
+                repeats=1,
+                pairs=1,
+                thorough=False,
             ),
             Preset("standard", "one process per framework at full size; paired: four of each", repeats=1, pairs=4),
             Preset(

@@ -218,7 +218,9 @@ def test_the_tables_are_of_the_published_records() -> None:
         found = over_sessions(outcomes(read_rows(file)))
         assert points.read(file.parent / points.NAME) == points.lines(found)
         assert (file.parent / "README.md").read_text() == published.page(file.parent)
-        drawn = (file.parent / "ratios.svg").read_text()
+        figure = file.parent / "ratios.svg"
+        assert figure.exists() == any(line.ratio is not None for line in points.lines(found))
+        drawn = figure.read_text() if figure.exists() else ""
         for key in markdown.leading(points.lines(found), markdown.FIRST_POINTS):
             line = next(iter(points.by_mode(points.lines(found))[key].values()))
             assert line.ratio is None or f">{label(line)}<" in drawn, regenerate.REMEDY
@@ -238,3 +240,12 @@ def test_an_archived_run_is_published_once_its_folder_is_restored(results: Resul
     run.create(measured)
     ended(run, measured)
     assert publish(results, measured)[-1].endswith("8 rows, 8 of them new")
+
+
+def test_a_set_with_too_few_pairs_for_an_interval_is_named_and_not_drawn(results: Results) -> None:
+    publish(results, rows([1.5]))
+    text = published.summaries(results)
+    assert "has 1 points so far, each measured in too few pairs for a ratio with an interval" in text
+    assert "ratios.svg" not in text
+    published.draw(results.folder / "published" / "cpu")
+    assert not (results.folder / "published" / "cpu" / "ratios.svg").exists()

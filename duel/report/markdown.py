@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from duel.catalogue import BENCHMARKS, USE_CASES
 from duel.modes import MODES
 from duel.report import ratios
+from duel.report.pairs import INDICATIVE
 from duel.report.points import NOT_ALONE, SEVERAL, Line, by_mode, told_of_itself
 
 FEWEST_BENCHMARKS = 5  # in a mean
@@ -15,8 +16,16 @@ FIRST_LINES, FIRST_POINTS = 5, 10  # in README's table and in its figure
 
 
 def summary(points: Sequence[Line], folder: str) -> str:
-    """Return README's section on the set in ``folder``: its figure, and a line per point with a column per mode."""
+    """Return README's section on the set in ``folder``: its figure, and a line per point with a column per mode.
+
+    Of a set whose sessions are not all measured, so that no ratio has an interval, only that.
+    """
     found = by_mode(points)
+    if all(line.short == INDICATIVE for line in points):
+        return (
+            f"{where(points)} [{folder}]({folder}/README.md) has {len(found)} points so far, each measured in too few "
+            "pairs for a ratio with an interval; further sessions are added.\n"
+        )
     modes = sorted({mode for each in found.values() for mode in each})
     first = leading(points, FIRST_LINES)
     return "\n".join(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from duel.catalogue import CLAIM_PAIRS, PRESETS, USE_CASES
+from duel.catalogue import CLAIM_PAIRS, FIT, PRESETS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
 from duel.record import Row
 from duel.report import ratios
@@ -30,6 +30,7 @@ UNCHANGED = (
 )
 EQUAL = f"equal within {round(100 * (ratios.EQUAL - 1))} %"
 UNDECIDED = "undecided"
+INDICATIVE = "indicative"
 FASTER = "is faster"
 
 Session = list[tuple[Row, Row]]
@@ -104,7 +105,7 @@ class Outcome:
     def kind(self) -> str:
         """The verdict without its figures or reasons."""
         if self.found is None:
-            return "indicative" if self.indicative is not None else NOT_COMPARABLE if self.barred else "no ratio"
+            return INDICATIVE if self.indicative is not None else NOT_COMPARABLE if self.barred else "no ratio"
         if self.faster:
             return f"{self.faster} {FASTER}"
         if ratios.is_equal(self.found):
@@ -197,7 +198,7 @@ class Outcome:
 def outcomes(rows: Sequence[Row]) -> list[Outcome]:
     """Return an outcome for each group and planned point that both sides of judged ``rows`` have, in their order."""
     points: dict[tuple[str | None, int | None], Session] = {}
-    rows = [row for row in rows if not row.recipe]  # a training has no throughput of timed blocks
+    rows = [row for row in rows if not row.recipe and row.preset != FIT]  # which have no throughput of timed blocks
     for pair in partners(rows):
         points.setdefault((pair[0].group, pair[0].point), []).append(pair)
     there: dict[tuple[str | None, int | None], set[int]] = {}
