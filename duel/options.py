@@ -16,6 +16,7 @@ from duel.catalogue import (
     BENCHMARKS,
     DEVICE_KINDS,
     FRAMEWORKS,
+    HIDDEN,
     MANY,
     PER_SAMPLE,
     PER_SAMPLE_MANY,
@@ -24,7 +25,6 @@ from duel.catalogue import (
     PRODUCTS,
     SCALINGS,
     SESSION_SECONDS,
-    TRIAL,
     USE_CASES,
     VALIDATE,
     WEAK,
@@ -245,7 +245,7 @@ def add_what(parser: Parser, several: bool) -> None:
 
 def _add_how(parser: Parser, several: bool) -> None:
     how = parser.add_argument_group("how")
-    names = [name for name in PRESETS if name != TRIAL or not several]
+    names = [name for name in PRESETS if name not in HIDDEN or not several]
     how.add_argument(
         "--preset",
         type=chosen("preset", tuple(names)),

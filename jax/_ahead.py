@@ -25,11 +25,11 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 import devices
 import network
 import weights
-from duel.catalogue import BENCHMARKS, USE_CASES, Benchmark
+from duel.catalogue import BENCHMARKS, USE_CASES
 from duel.chips import CHIPS
-from duel.datasets import SYNTHETIC
-from duel.measure import batches, parameters
+from duel.measure import parameters
 from duel.measure.device import Device, Setting, World
+from duel.measure.growing import repeated
 
 NO_ROOM = ("ran out of memory", "resource_exhausted", "exceeded hbm capacity", "exceeds available memory")
 
@@ -43,14 +43,6 @@ def shapes_of(self: Any, tree: Any, spec: Any = network.ALL) -> Any:
         return jax.ShapeDtypeStruct(array.shape, kind, sharding=there)
 
     return jax.tree.map(shape, tree)
-
-
-def pool(benchmark: Benchmark, size: str, batch_size: int) -> batches.Pool:
-    """Return one batch whose samples are all the same, and take the memory of one."""
-    made = dataclasses.replace(benchmark, dataset=SYNTHETIC)
-    one = batches.pool(made, size, 1, 0, Path()).batches[0]
-    arrays = [np.broadcast_to(array, (batch_size, *array.shape[1:])) for array in (*one.inputs, one.labels)]
-    return batches.Pool((batches.Batch(tuple(arrays[:-1]), arrays[-1]),), None, SYNTHETIC, True, "")
 
 
 def planned(asked: dict[str, Any]) -> dict[str, Any]:
@@ -81,7 +73,7 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
         microbatch=asked.get("microbatch") or 0,
     )
     kind = getattr(importlib.import_module(use_case.module), use_case.work)
-    work = kind(setting, pool(benchmark, asked["size"], asked["batch_size"]), arrays)
+    work = kind(setting, repeated(benchmark, asked["size"], asked["batch_size"]), arrays)
     found: dict[str, Any] = {"versions": devices.versions(), "parameters": _trainable(shapes)}
     try:
         seconds = work.compile()

@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Main, needs
+from conftest import ROOT, Main, needs, rows_of
 
-from duel.catalogue import BENCHMARKS, INFERENCE, TRAIN, TRAIN_MANY, USE_CASES
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, TRAIN, TRAIN_MANY, USE_CASES
 from duel.chips import CHIPS, bound
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import fit
 from duel.launch.fit import Cell, Found
+from duel.measure import growing
 
 PYTHON = ROOT / ".venv" / "jax-tpu" / "bin" / "python"
 
@@ -103,7 +104,7 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
     ("options", "said"),
     [
         (("--device", "tpu:v9"), "unknown chip 'tpu:v9'; valid: tpu:v4, tpu:v5e, tpu:v5p, tpu:v6e"),
-        ((), "--device is needed, as in --device tpu:v5e"),
+        (("--use_case", "2"), "use case 2: batches are tried on one device; valid: 1, 3, 5"),
         (("--device", "tpu:v5e", "--limit", "1h"), "time '1h': give minutes or seconds"),
     ],
 )
@@ -120,6 +121,53 @@ def test_without_libtpu_it_says_what_to_run(checkout: Path, main: Main) -> None:
     assert ran.returncode == 2
     assert "no interpreter with libtpu" in ran.stderr
     assert "make tpu-env" in ran.stderr
+
+
+@pytest.mark.parametrize("most", [1, 7, 64, 100, 1000])
+def test_batches_are_doubled_and_then_halved(most: int) -> None:
+    low, high, size, tries = 0, 0, 32, 0
+    while size is not None:
+        tries += 1
+        low, high = (size, high) if size <= most else (low, size)
+        following = growing.following(low, high)
+        if following is None:
+            break
+        size = following
+    assert most * 8 / 9 - 1 <= low <= most
+    assert tries <= 14
+
+
+LIMITED = """
+default: here
+targets:
+  here:
+    scheduler: local
+    python: {jax: .venv/jax/bin/python, pytorch: .venv/pytorch/bin/python}
+    device: cpu
+    setup: {task: [ulimit -v 9000000]}
+"""
+
+
+def test_the_largest_batch_is_found_by_trying(main: Main, checkout: Path) -> None:
+    """With the memory of a process limited: batches that do not fit are answers.
+
+    JAX's kernels on a CPU do not say that memory ran out, so its answer is a lower bound.
+    """
+    (checkout / "cluster.yaml").write_text(LIMITED)
+    ran = main("fit", "--benchmark", "cifar10", "--size", "full", "--batch_sizes", "512", timeout=600)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rows = rows_of(checkout)
+    for framework in FRAMEWORKS:
+        mine = {int(row["batch_size"]): row for row in rows if row["framework"] == framework}
+        fits = [size for size, row in mine.items() if row["status"] == "finished"]
+        others = [size for size, row in mine.items() if row["status"] == "failed"]
+        assert fits, ran.stdout
+        assert others, ran.stdout
+        assert max(fits) < min(others)
+        told = {mine[size]["why"] for size in others} <= {"out of memory", "killed"}
+        assert told or framework == "jax"
+        assert not told or min(others) <= max(fits) * 9 / 8 + 1
+        assert f"{framework} fits {'' if told else 'at least '}{max(fits)}" in ran.stdout
 
 
 def test_the_roof_is_the_one_that_takes_longer() -> None:

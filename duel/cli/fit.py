@@ -2,13 +2,14 @@
 
 import argparse
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from duel import ROOT
 from duel.arguments import Parser, Several
-from duel.catalogue import BENCHMARKS, MANY, PER_SAMPLE, PER_SAMPLE_MANY
+from duel.catalogue import BENCHMARKS, FIT, FRAMEWORKS, INFERENCE, MANY, PER_SAMPLE, PER_SAMPLE_MANY, TRAIN
 from duel.chips import CHIPS
 from duel.errors import UserError
+from duel.job import Job
 from duel.options import (
     SIZES,
     add_precision,
@@ -29,7 +30,12 @@ KIND = "tpu:"
 
 
 def options(parser: Parser) -> None:
-    parser.add_argument("--device", type=_chip, metavar="tpu:CHIP", help=f"{', '.join(CHIPS)}: compile for it, here")
+    parser.add_argument(
+        "--device",
+        type=_chip,
+        metavar="tpu:CHIP",
+        help=f"compile for it, here: {', '.join(CHIPS)} (default: try batches on the target)",
+    )
     parser.add_argument(
         "--benchmark", action=Several, convert=benchmark_names, required=True, metavar="NAME", help="names, or all"
     )
@@ -69,7 +75,7 @@ def run(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import cluster, fit
 
     if args.device is None:
-        raise UserError(f"--device is needed, as in --device {KIND}v5e")
+        return _tried(args, results)
     _, target = cluster.load(ROOT / "cluster.yaml").target(args.target)
     python = fit.interpreter(str(target.python.jax))
     found = []
@@ -82,6 +88,34 @@ def run(args: argparse.Namespace, results: "Results") -> int:
         fit.keep(results.folder, args.device, found)
     show(fit.table(found))
     return 0 if all(one.outcome in (fit.FITS, fit.TOO_LARGE) for one in found) else 1
+
+
+def _tried(args: argparse.Namespace, results: "Results") -> int:
+    """Find the largest batch on the target, by trying: both sides, in processes of their own."""
+    from duel.cli.commands import print_comparison
+    from duel.launch import cluster, manage, submit
+
+    described = cluster.load(ROOT / "cluster.yaml")
+    name, target = described.target(args.target)
+    jobs = [
+        Job(framework, benchmark, use_case, FIT, args.precision, None, name, size=args.size, **_variant(args, use_case))
+        for benchmark in args.benchmark
+        for use_case in args.use_case or (TRAIN,)
+        for framework in FRAMEWORKS
+        if getattr(target.python, framework) is not None
+    ]
+    if wrong := [job.use_case for job in jobs if job.use_case in MANY]:
+        raise UserError(f"use case {wrong[0]}: batches are tried on one device; valid: 1, 3, 5")
+    runs = submit.launch(jobs, described, results, say)
+    finished = manage.wait(runs, results)
+    print_comparison(runs, results)
+    return 0 if finished else 1
+
+
+def _variant(args: argparse.Namespace, use_case: int) -> dict[str, Any]:
+    sizes = {"batch_sizes": args.batch_sizes[:1]} if args.batch_sizes else {}
+    sizes |= {"batch_sizes": (1,)} if use_case == INFERENCE and not args.batch_sizes else {}
+    return sizes | ({"products": args.products[:1]} if use_case == PER_SAMPLE else {})
 
 
 def _cells(args: argparse.Namespace) -> "list[Cell]":

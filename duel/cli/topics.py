@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 
 from duel import modes
-from duel.catalogue import ALIASES, BENCHMARKS, PRECISIONS, PRESETS, PRODUCTS, SCALINGS, TRIAL, USE_CASES, VALIDATE
+from duel.catalogue import ALIASES, BENCHMARKS, HIDDEN, PRECISIONS, PRESETS, PRODUCTS, SCALINGS, USE_CASES, VALIDATE
 from duel.switches import SWITCHES
 
 WIDTH = 80
@@ -63,7 +63,7 @@ def use_cases() -> str:
 
 def presets() -> str:
     lines = {}
-    for preset in (one for one in PRESETS.values() if one.name != TRIAL):
+    for preset in (one for one in PRESETS.values() if one.name not in HIDDEN):
         sizes = ", ".join(map(str, preset.batch_sizes))
         lines[preset.name] = f"{preset.meaning}; model: {preset.size}; inference batch sizes: {sizes}"
     return f"--preset NAME: how long and how often to measure\n\n{_table(lines)}"

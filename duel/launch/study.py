@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from duel import certificate, options
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, PAIRED, PRECISIONS, PRESETS, SCALINGS, TRIAL, VALIDATE, WEAK
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, HIDDEN, MANY, PAIRED, PRECISIONS, PRESETS, SCALINGS, VALIDATE, WEAK
 from duel.errors import UserError
 from duel.job import TRAINING, Job
 from duel.launch import plan, state
@@ -63,7 +63,7 @@ def _each(convert: Callable[[str], Any]) -> BeforeValidator:
     return BeforeValidator(checked)
 
 
-_PRESETS = tuple(name for name in PRESETS if name != TRIAL)
+_PRESETS = tuple(name for name in PRESETS if name not in HIDDEN)
 
 
 class Points(BaseModel):

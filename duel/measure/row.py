@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from duel import variables
+from duel.catalogue import FIT
 from duel.errors import Disproved, Diverged, UserError
 from duel.files import utc
-from duel.measure import learning, preparing, proving, timed
+from duel.measure import growing, learning, preparing, proving, timed
 from duel.measure.device import ALONE, World
 from duel.measure.measurement import Columns, Emit, Measurement, Skip
 from duel.measure.sinks import MetricsWriter
@@ -41,9 +42,16 @@ _END: tuple[Stage, ...] = (
 )
 _REST: tuple[Stage, ...] = (("measuring ceilings", timed.utilise), ("", timed.start_again), ("", proving.certify))
 _WARM: Stage = ("warming up", timed.warm_up)
-# By the module of a use case, which a validation does not have; "learning" is a training to accuracy.
+# By the module of a use case, which a validation does not have; "learning" is a training to accuracy, "fitting" a try
+# at a batch size.
 STAGES: dict[str, tuple[Stage, ...]] = {
     "": (*_DEVICE, ("", proving.prove)),
+    "fitting": (
+        *_DEVICE,
+        ("making weights and one batch", growing.load),
+        *_START[2:4],
+        ("", timed.memory),
+    ),
     "learning": (
         _DEVICE[0],
         ("opening the data set", learning.open_data),
@@ -133,6 +141,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
             raise FolderGoneError(run) from error
         traceback.print_exc()
         row = run.read_row(number).replace(status=FAILED, cause=describe(error), why=kind_of(str(error)))
+        row = row.replace(batch_size=measured.row.batch_size)  # which did not fit, if that is the cause
     if world.rank == 0:
         run.write_row(row.replace(ended=utc()))
     elif row.cause:
@@ -142,11 +151,18 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
 
 def _through_stages(measured: Measurement) -> Row:
     """Run all stages; return the finished row."""
-    for name, stage in STAGES["learning" if measured.row.recipe else measured.use_case.module]:
+    for name, stage in STAGES[_kind(measured)]:
         measured.say(name)
         columns = stage(measured)
         measured.row = measured.row.replace(**columns)
     return measured.row.replace(status=FINISHED)
+
+
+def _kind(measured: Measurement) -> str:
+    """Return which of ``STAGES`` a row goes through."""
+    if measured.row.preset == FIT:
+        return "fitting"
+    return "learning" if measured.row.recipe else measured.use_case.module
 
 
 def _headline(error: Exception) -> str:

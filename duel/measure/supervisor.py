@@ -18,12 +18,12 @@ from types import FrameType
 from typing import Any
 
 from duel import ROOT, tree, variables
-from duel.catalogue import PAIRED, PRESETS, VALIDATE
+from duel.catalogue import FIT, PAIRED, PRESETS, VALIDATE
 from duel.comparability import judged
 from duel.errors import UserError
 from duel.files import locked, utc
 from duel.job import TRAINING, Job, script_state
-from duel.measure import assistant, command_line, continuing, probes, profiled, ranks, search
+from duel.measure import assistant, command_line, continuing, growing, probes, profiled, ranks, search
 from duel.measure.attempt import Commands, Team, measure_row, profile_row
 from duel.measure.device import World
 from duel.measure.row import FolderGoneError, describe, kind_of, measure
@@ -155,7 +155,11 @@ class _Work:
         options = ["--data", str(data), *(["--device", job.device] if job.device else [])]
         self._team = Team(run, job.ranks, self._results, commands, options, spawn)
         lost: set[int | None] = set()  # points for which no ratio is possible any more
-        following = search.rows(run, rows, job.trials, self._results.folder) if job.trials else iter(rows)
+        following = iter(rows)
+        if job.trials:
+            following = search.rows(run, rows, job.trials, self._results.folder)
+        elif job.preset == FIT:
+            following = growing.rows(run, rows)
         for nth, row in enumerate(following, 1):
             done = len(counted(every)) - len(rows)
             part = f"row {done + nth} of {done + len(rows)}, {row.framework}" if done + len(rows) > 1 else ""
@@ -303,7 +307,8 @@ def _verdict(rows: list[Row], job: Job) -> tuple[str, str, str | None, int]:
     In a search, a row that does not run is an answer too, if another of its side did.
     """
     rows = counted(rows)
-    ran = {row.framework for row in rows if row.status == FINISHED} if job.trials else set()
+    searches = job.trials or job.preset == FIT
+    ran = {row.framework for row in rows if row.status == FINISHED} if searches else set()
     rows = [row for row in rows if row.status == FINISHED or row.framework not in ran]
     failed = [row for row in rows if row.status not in (FINISHED, SKIPPED)]
     if failed:

@@ -11,7 +11,7 @@ from duel.certificate import VERIFIED
 from duel.comparability import COMPARABLE, judged
 from duel.modes import DEFAULT
 from duel.record import Row
-from duel.report import learned
+from duel.report import grown, learned
 from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
 from duel.report.sessions import over_sessions
@@ -209,14 +209,17 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
     everything is stored. The command for a verdict names its target unless it is ``default_target``."""
     every = groups(runs, results)
     searches = [group for group in every if is_search(group.rows)]
+    fitted = [group for group in every if grown.is_fit(group.rows)]
     trained = [group for group in every if learned.is_training(group.rows)]
-    others = [group for group in every if group not in searches and group not in trained]
+    others = [group for group in every if group not in [*searches, *fitted, *trained]]
     shown = [group for group in others if group.rows]
     together = combined(shown)
     head = [f"{what}: {outcome.short}" for what, outcome in together] + [group.verdict for group in shown]
     parts: list[Table | str] = ["", Table([], [], _unfinished(runs), title=head)]
     for group in searches:
         parts += ["", trials(group.rows)]
+    for group in fitted:
+        parts += ["", grown.table(group.rows)]
     for group in trained:
         parts += ["", learned.table(group.rows)]
     for group in shown:
