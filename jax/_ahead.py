@@ -77,7 +77,7 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"versions": devices.versions(), "parameters": _trainable(shapes)}
     try:
         seconds = work.compile()
-    except Exception as error:  # XLA has one class for all
+    except Exception as error:  # XLA has one class for all; others are raised again
         text = str(error)
         if not any(words in text.lower() for words in NO_ROOM):
             raise

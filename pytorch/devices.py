@@ -84,7 +84,7 @@ def set_precision(policy: str) -> None:
         # Only the new interface: once it is used, reading the old allow_tf32 raises.
         torch.backends.cuda.matmul.fp32_precision = FP32_PRECISION[policy]
         # torch's types do not declare 'conv'.
-        torch.backends.cudnn.conv.fp32_precision = FP32_PRECISION[policy]  # type: ignore[attr-defined]
+        torch.backends.cudnn.conv.fp32_precision = FP32_PRECISION[policy]  # type: ignore[attr-defined]  # see above
         if _xla():  # convolutions follow too
             importlib.import_module("torch_xla.backends").set_mat_mul_precision(XLA_PRECISION[policy])
     # torchvision's ViT would take a fused path in evaluation that no training step takes

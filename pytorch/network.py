@@ -134,7 +134,7 @@ class Network:
         if self._world.size > 1:
             _share_batch_norms(self._model, self._device)
         # torch's types have no overload of device, dtype and memory format together.
-        self._model = self._model.to(  # type: ignore[call-overload]
+        self._model = self._model.to(  # type: ignore[call-overload]  # see above
             self._device, self._dtype, memory_format=self._format
         )
         self._trained: Any = self._model  # what is called in training

@@ -125,7 +125,7 @@ def _write_split(split: str, pictures: Iterator[Encoded], folder: Path, skipped:
             if offset and offset + pixels.size > SHARD_BYTES:
                 out.close()
                 number, offset = number + 1, 0
-                out = open(_shard(folder, split, number), "wb")  # noqa: SIM115
+                out = open(_shard(folder, split, number), "wb")  # noqa: SIM115 - closed below
             out.write(pixels.tobytes())
             records.append((number, offset, *pixels.shape[:2], one.label))
             offset += pixels.size

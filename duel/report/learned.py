@@ -14,13 +14,13 @@ from pathlib import Path
 from duel import recipes
 from duel.catalogue import FRAMEWORKS
 from duel.comparability import COMPARABLE, partners
-from duel.files import fitting, read
+from duel.files import Damaged, fitting, read
 from duel.record import Row
 from duel.report.figure_data import Record
 from duel.report.tables import as_text
 from duel.results import Run
 from duel.states import FINISHED
-from duel.terminal import Table
+from duel.terminal import Table, warn
 from duel.tries import counted
 
 POINT = 0.01  # accuracies within it of each other are equivalent
@@ -132,8 +132,11 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
     for row in counted([row for row in rows if row.recipe]):
         file = Run(folder / "runs" / str(row.run_id)).curve_file(row)
         try:
-            epochs = fitting(json.loads(read(file)), list[Epoch], file.name)
-        except (FileNotFoundError, ValueError):  # it had none yet, or was damaged, which its row says
+            epochs = fitting(_parsed(file), list[Epoch], file.name)
+        except FileNotFoundError:  # it had not begun to train
+            continue
+        except Damaged as error:
+            warn(f"{row.run_id}: {error}; its curve is left out")
             continue
         what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
         common: Record = {"device_name": row.device_name, "point": what, "id": "", "mode": row.mode}
@@ -144,6 +147,17 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
             spent = {"step": epoch.step, "seconds": seconds, "joules": joules or None}
             losses = {"training_loss": epoch.loss, "held_out_loss": epoch.held_out_loss}
             found.append(common | {"epoch": epoch.number, "top1": epoch.top1} | losses | spent)
+    return found
+
+
+def _parsed(file: Path) -> object:
+    """Return the JSON in ``file``. Raises FileNotFoundError, or Damaged if it is none."""
+    try:
+        found: object = json.loads(read(file))
+    except Damaged:
+        raise
+    except ValueError as error:
+        raise Damaged(f"{file.name} is damaged: {error}") from error
     return found
 
 
