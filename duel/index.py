@@ -175,7 +175,10 @@ def _pieces(order: Collection[str], known: Index, lines: Mapping[str, bytes]) ->
 
 def _copy(source: BinaryIO, start: int, end: int, target: BinaryIO) -> None:
     source.seek(start)
-    while start < end and (part := source.read(min(COPIED_BYTES, end - start))):
+    while start < end:
+        part = source.read(min(COPIED_BYTES, end - start))
+        if not part:
+            raise OSError(f"{source.name} became shorter while it was read; 'python main.py collect' makes it again")
         target.write(part)
         start += len(part)
 

@@ -1,6 +1,7 @@
-"""Several tries at the same planned row: which of them counts."""
+"""Several tries: which of those at the same planned row counts, and which batch is tried next to find the largest."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from duel.record import Row
@@ -8,6 +9,8 @@ from duel.states import FINISHED, SKIPPED
 
 # Why a row may have ended that would have finished otherwise (``duel.status.CAUSES``).
 INTERRUPTIONS = ("warned", "told to end", "time limit", "preempted", "infrastructure", "cancelled", "killed")
+TOO_LARGE = ("out of memory", "killed")  # why a row ended that does not fit; on a CPU the kernel kills it
+MOST_DOUBLINGS = 14
 
 
 def planned_as(row: Row) -> tuple[Any, ...]:
@@ -24,3 +27,33 @@ def interrupted(row: Row) -> bool:
 def counted(rows: Iterable[Row]) -> list[Row]:
     """Return the last one of several tries at the same planned row, in the order of the first."""
     return list({planned_as(row): row for row in rows}.values())
+
+
+def next_batch(first: int, low: int, high: int, step: int = 1, expected: int = 0) -> int | None:
+    """Return the batch to try next, a multiple of ``step``, if ``low`` fits and ``high`` does not (0: unknown).
+
+    Sizes are doubled from ``first`` until one does not fit, or halved until one does; then the interval between is
+    halved until it is an eighth of the batch. None if that is reached. Near the largest that is ``expected`` to fit, if
+    there is such a guess, what lies a little below and above is tried instead of doubling.
+    """
+    if not high:
+        near = expected * 15 // 16
+        size = near if low < near else low + max(step, low // 8) if low < expected else 2 * low
+        size = min(size, first << MOST_DOUBLINGS)
+        size = size if size >= low + step else 0
+    elif not low:
+        size = high // 2
+    elif high - low > max(step, low // 8):
+        size = (low + high) // 2 if high <= 4 * low else math.isqrt(low * high)
+    else:
+        return None
+    return size // step * step or None
+
+
+def expected_batch(planned: Mapping[int, int], memory_bytes: int) -> int:
+    """Return the largest batch by the line through the plans of the two largest (bytes by size); 0 without two."""
+    if len(planned) < 2:
+        return 0
+    (one, its_bytes), (other, more_bytes) = sorted(planned.items())[-2:]
+    each = (more_bytes - its_bytes) / (other - one)
+    return int(other + (memory_bytes - more_bytes) / each) if each > 0 else 0

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -118,6 +119,19 @@ def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         gpus.opened(NAME)
 
 
+def test_a_library_that_cannot_be_loaded_or_begun_is_a_reason(
+    amdsmi: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    amdsmi.fails = {"amdsmi_init"}
+    with pytest.raises(LookupError, match="amdsmi: AMDSMI_STATUS_NOT_SUPPORTED"):
+        gpus.opened(NAME)
+    monkeypatch.delitem(sys.modules, "amdsmi")
+    (tmp_path / "amdsmi.py").write_text("raise OSError('libamd_smi.so: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(LookupError, match=r"ROCm's library cannot be loaded \(libamd_smi.so"):
+        gpus.opened(NAME)
+
+
 @pytest.mark.parametrize(
     ("function", "column"),
     [
@@ -144,3 +158,11 @@ def test_what_a_model_does_not_report_is_said(amdsmi: StandIn) -> None:
     found = gpus.opened(NAME)
     assert found.clock_mhz is None
     assert found.failures["clock_mhz"] == "amdsmi: not reported by this model"
+
+
+def test_an_answer_of_another_form_is_a_reason_too(amdsmi: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a version that calls its values something else."""
+    monkeypatch.setattr(StandIn, "amdsmi_get_clock_info", lambda *_: {"cur_clk": 2100})
+    found = gpus.opened(NAME)
+    assert found.clock_mhz is None
+    assert found.failures["clock_mhz"] == "amdsmi: KeyError: 'clk'"

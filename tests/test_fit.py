@@ -11,7 +11,7 @@ from duel.errors import UserError
 from duel.job import Job
 from duel.launch import fit
 from duel.launch.fit import Cell, Found
-from duel.measure import growing
+from duel.tries import expected_batch, next_batch
 
 PYTHON = ROOT / ".venv" / "jax-tpu" / "bin" / "python"
 
@@ -64,25 +64,27 @@ def test_every_cell_compiles(python: str, chip: str, benchmark: str, use_case: i
 CELL = Cell("v5e", "resnet50", TRAIN, "full", "bf16", 1024)
 
 
-def stand_in(folder: Path, most: int) -> str:
+def stand_in(folder: Path, most: int, each: int = 1000) -> str:
     """An interpreter that 'compiles' batches up to ``most``: the sizes that a search tries do not need libtpu."""
     path = folder / "python"
     path.write_text(
         "#!/usr/bin/env python3\nimport json, sys\nsize = json.loads(sys.argv[2])['batch_size']\n"
         f"fits = size <= {most}\nfound = {{'fits': fits, 'versions': {{'jax': '1'}}, 'why': 'Exceeded hbm by 2.1G',\n"
-        "'seconds': 1, 'planned_bytes': 1000 * size, 'flops': 1e9, 'moved_bytes': 1e6}\nprint(json.dumps(found))\n"
+        f"'seconds': 1, 'planned_bytes': {each} * size, 'flops': 1e9, 'moved_bytes': 1e6}}\nprint(json.dumps(found))\n"
     )
     path.chmod(0o755)
     return str(path)
 
 
 @pytest.mark.parametrize("most", [100, 128, 200, 1000])
-def test_the_largest_batch_is_found_by_doubling_and_halving(tmp_path: Path, most: int) -> None:
+def test_the_largest_batch_is_found_by_what_the_plans_say(tmp_path: Path, most: int) -> None:
+    """Also by plans that say nothing of what does not fit, with more tries."""
     cell = Cell("v5e", "mnist", TRAIN, "full", "bf16", 32)
-    found = list(fit.largest(cell, stand_in(tmp_path, most), 10, lambda text: None))
-    best = max(one.cell.batch_size for one in found if one.outcome == fit.FITS)
-    assert most * 8 / 9 - 1 <= best <= most
-    assert len(found) <= 14
+    for each, tries in ((CHIPS["v5e"].memory_bytes // (most + 1), 6), (1000, 11)):
+        found = list(fit.largest(cell, stand_in(tmp_path, most, each), 10, lambda text: None))
+        best = max(one.cell.batch_size for one in found if one.outcome == fit.FITS)
+        assert most * 8 / 9 - 1 <= best <= most
+        assert len(found) <= tries
 
 
 def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> None:
@@ -123,18 +125,42 @@ def test_without_libtpu_it_says_what_to_run(checkout: Path, main: Main) -> None:
     assert "make tpu-env" in ran.stderr
 
 
-@pytest.mark.parametrize("most", [1, 7, 64, 100, 1000])
-def test_batches_are_doubled_and_then_halved(most: int) -> None:
-    low, high, size, tries = 0, 0, 32, 0
-    while size is not None:
-        tries += 1
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("most", [4, 7, 64, 100, 1000])
+def test_batches_are_doubled_and_then_halved(most: int, step: int) -> None:
+    low, high, tried = 0, 0, []
+    size: int | None = 32
+    while size:
+        tried.append(size)
         low, high = (size, high) if size <= most else (low, size)
-        following = growing.following(low, high)
-        if following is None:
-            break
-        size = following
+        size = next_batch(32, low, high, step)
+    assert max(0, most * 8 / 9 - step) <= low <= most
+    assert all(size % step == 0 for size in tried)
+    assert len(tried) <= 14
+
+
+@pytest.mark.parametrize("most", [70, 1000, 20000])
+@pytest.mark.parametrize("bent", [0.9, 1.0, 1.1])
+def test_a_plan_saves_most_of_the_tries(most: int, bent: float) -> None:
+    """Also if memory does not grow by the line that the plans of small batches are on."""
+    low, high, tried = 0, 0, 0
+    plans: dict[int, int] = {}
+    size: int | None = 32
+    while size:
+        tried += 1
+        if size <= most:
+            low, plans[size] = size, 1000 + 10 * size
+        else:
+            high = size
+        size = next_batch(32, low, high, 1, expected_batch(plans, int(1000 + 10 * most * bent)))
     assert most * 8 / 9 - 1 <= low <= most
-    assert tries <= 14
+    assert tried <= 9, "by doubling it is up to fourteen"
+
+
+def test_what_never_fits_and_what_always_does_come_to_an_end() -> None:
+    assert next_batch(32, 0, 1) is None
+    assert next_batch(32, 0, 4, step=4) is None
+    assert next_batch(32, 32 << 14, 0) is None
 
 
 LIMITED = """

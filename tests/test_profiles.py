@@ -211,6 +211,7 @@ def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(m
     assert main(*options).returncode == 0
     results = Results(checkout / "results")
     (run,) = results.runs()
+    products = {}
     for number, framework in enumerate(("jax", "pytorch")):
         found = profile.read(run.folder, number)
         assert found is not None
@@ -222,11 +223,13 @@ def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(m
         assert found.seconds(kind=kinds.OPTIMIZER) > 0
         assert found.memory[profile.PARAMETERS] == 4 * 3014 or framework == "pytorch"
         assert any(profile.path(run.folder, number).with_suffix("").rglob("*.json.gz"))
+        first = [part.flops for part in found.parts if (part.module, part.stage) == ("conv1", "forward")]
+        products[framework] = sum(first)
+    assert products["jax"] == pytest.approx(products["pytorch"]) != 0, "steps or calls are counted differently"
     for row in run.rows():  # a busy machine is no defect
         quiet = row.replace(foreign_load=0.0, blocks=5, left_out_blocks=0, left_out=None, waited_seconds=0.0)
         found = profile.read(run.folder, row.row or 0)
         assert found is not None
-        assert 0.1 < found.step_seconds / (row.step_seconds_p50 or 0.0) < 10  # not a matter of units or of counting
         run.write_row(quiet.replace(step_seconds_p50=found.step_seconds))
     merge(results, check=True)
     said = main("explain")

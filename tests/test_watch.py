@@ -216,6 +216,14 @@ def test_without_nvml_the_columns_say_so(nvml: StandIn, monkeypatch: pytest.Monk
     assert gpu(NAME, 1, "9.0") == Device("gpu", NAME, 1, compute_capability="9.0")
 
 
+def test_an_older_nvml_without_a_query_is_a_reason(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(StandIn, "nvmlDeviceGetMigMode")
+    found = Gpu.open(NAME)
+    assert found.mig is None
+    assert found.failures["mig"].startswith("NVML: AttributeError: ")
+    assert found.clock_mhz == 1980
+
+
 def test_the_device_is_found_where_cuda_shows_it(nvml: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Gpu.open(NAME).uuid == "GPU-0000"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1111,GPU-0000")

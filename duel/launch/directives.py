@@ -4,6 +4,7 @@ The lines are the site's and are passed on unchanged; here they are only read.
 """
 
 import difflib
+import functools
 import itertools
 import re
 import shlex
@@ -99,9 +100,10 @@ def of_script(text: str) -> list[str]:
     return lines
 
 
-def options(line: str) -> list[tuple[str, str]]:
+@functools.cache  # of a target's lines, for each of its scripts several times
+def options(line: str) -> tuple[tuple[str, str], ...]:
     """Return the options in a line by their long names, with their values: for ``-p gpu --exclusive``
-    ``[("--partition", "gpu"), ("--exclusive", "")]``.
+    ``(("--partition", "gpu"), ("--exclusive", ""))``.
     """
     try:
         arguments = shlex.split(line, comments=True)
@@ -116,7 +118,7 @@ def options(line: str) -> list[tuple[str, str]]:
         elif argument.startswith("-") and len(argument) > 1:
             name, value = _LETTERS.get(argument[:2], argument[:2]), argument[2:].removeprefix("=")
             found.append((name, value or separate))
-    return found
+    return tuple(found)
 
 
 def names(line: str) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from duel import CODE, ROOT, certificate, files
+from duel import CODE, ROOT, certificate, files, tries
 from duel.catalogue import BENCHMARKS, USE_CASES
 from duel.chips import CHIPS, bound
 from duel.errors import UserError
@@ -22,7 +22,6 @@ from duel.job import Job
 from duel.terminal import Table
 
 LIMIT_SECONDS = 900.0  # that a compilation may take
-MOST_DOUBLINGS = 12
 FITS, TOO_LARGE, TOO_SLOW, FAILED = "fits", "does not fit", "not compiled within the limit", "does not compile"
 
 Say = Callable[[str], None]
@@ -138,29 +137,23 @@ def compiled(cell: Cell, python: str, limit: float) -> Found:
 
 
 def largest(cell: Cell, python: str, limit: float, say: Say) -> Iterator[Found]:
-    """Yield what compiling ever larger batches comes to: doubled until one does not fit, then halved intervals."""
+    """Yield what compiling one batch after the other comes to, up to the largest that fits (``tries.next_batch``)."""
     low, high = 0, 0
-    size = cell.batch_size
-    for _ in range(MOST_DOUBLINGS):
+    plans: dict[int, int] = {}
+    size: int | None = cell.batch_size
+    while size:
         found = compiled(dataclasses.replace(cell, batch_size=size), python, limit)
         yield found
         say(f"batch {size}: {found.outcome}{f', {found.why}' if found.why else ''}")
         if found.outcome == FITS:
-            low, size = size, 2 * size
+            low = size
+            plans[size] = found.planned_bytes or 0
         elif found.outcome == TOO_LARGE:
             high = size
-            break
         else:
             return
-    while high - low > max(cell.devices, low // 8) and low:
-        size = (low + high) // 2 // cell.devices * cell.devices
-        found = compiled(dataclasses.replace(cell, batch_size=size), python, limit)
-        yield found
-        say(f"batch {size}: {found.outcome}")
-        if found.outcome == FITS:
-            low = size
-        else:
-            high = size
+        expected = tries.expected_batch(plans, CHIPS[cell.chip].memory_bytes)
+        size = tries.next_batch(cell.batch_size, low, high, cell.devices, expected)
 
 
 def table(found: list[Found]) -> Table:

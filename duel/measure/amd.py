@@ -1,12 +1,13 @@
 """What AMD's management library (amdsmi) reports about the GPU that this process computes on.
 
-The same as ``duel.measure.nvml`` has of NVIDIA's, each query by itself. Nothing of it has run on such a GPU: a stand-in
+The same queries as ``duel.measure.nvml`` has. Nothing of it has run on such a GPU: a stand-in
 with the functions, keys and units of amdsmi 7.0.2 is what the tests ask.
 """
 
 import os
-from collections.abc import Callable
 from typing import Any
+
+from duel.measure.nvml import Gpu, Query
 
 # Clocks limited for these reasons are not comparable; the power limit (ppt) is normal.
 THROTTLES = {
@@ -17,14 +18,10 @@ THROTTLES = {
 }
 
 
-class AmdGpu:
+class AmdGpu(Gpu):
     """A GPU that this process may use. ``open`` it."""
 
-    source = "amdsmi"
-
-    def __init__(self, library: Any, handle: Any) -> None:
-        self._library, self._handle = library, handle
-        self.failures: dict[str, str] = {}
+    source, error = "amdsmi", "AmdSmiException"
 
     @classmethod
     def open(cls, name: str, index: int = 0) -> "AmdGpu":
@@ -38,25 +35,22 @@ class AmdGpu:
             raise LookupError("amdsmi is not installed in this interpreter") from error
         except (OSError, KeyError) as error:  # it loads ROCm's library when it is imported
             raise LookupError(f"amdsmi: ROCm's library cannot be loaded ({error})") from error
+        chosen = _chosen(index)
         try:
             amdsmi.amdsmi_init()
-            handles = amdsmi.amdsmi_get_processor_handles()
-            chosen = _chosen(index)
-            if chosen >= len(handles):
-                raise LookupError(f"amdsmi: device {chosen} is not among {len(handles)}")
-            found = str(amdsmi.amdsmi_get_gpu_asic_info(handles[chosen])["market_name"])
-        except amdsmi.AmdSmiException as error:
-            raise LookupError(f"amdsmi: {error}") from error
+            handles = dict(enumerate(amdsmi.amdsmi_get_processor_handles()))
+            if chosen in handles:
+                found = str(amdsmi.amdsmi_get_gpu_asic_info(handles[chosen])["market_name"])
+        except Exception as error:  # whatever it raises, work goes on without it
+            raise LookupError(cls._said(error, amdsmi)) from error
+        if chosen not in handles:
+            raise LookupError(f"amdsmi: device {chosen} is not among {len(handles)}")
         if found not in name and name not in found:
             raise LookupError(f"amdsmi: device {chosen} is a {found}, not the {name} in use")
         return cls(amdsmi, handles[chosen])
 
-    def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
-        try:
-            found = ask()
-        except self._library.AmdSmiException as error:
-            self.failures[what] = f"amdsmi: {error}"
-            return None
+    def _ask(self, what: str, query: Query) -> Any:
+        found = super()._ask(what, query)
         if found == "N/A":  # its word for what this model does not report
             self.failures[what] = "amdsmi: not reported by this model"
             return None
@@ -64,81 +58,71 @@ class AmdGpu:
 
     @property
     def uuid(self) -> str | None:
-        found = self._ask("device_id", lambda: self._library.amdsmi_get_gpu_device_uuid(self._handle))
-        return None if found is None else str(found)
+        found: str | None = self._ask("device_id", lambda smi, handle: smi.amdsmi_get_gpu_device_uuid(handle))
+        return found
 
     @property
     def driver(self) -> str | None:
-        ask = self._library.amdsmi_get_gpu_driver_info
-        found = self._ask("driver", lambda: ask(self._handle)["driver_version"])
-        return None if found is None else str(found)
+        found: str | None = self._ask(
+            "driver", lambda smi, handle: smi.amdsmi_get_gpu_driver_info(handle)["driver_version"]
+        )
+        return found
 
     @property
     def memory_bytes(self) -> int | None:
         """The device's total memory."""
-        ask = self._library.amdsmi_get_gpu_vram_info
-        found = self._ask("memory", lambda: ask(self._handle)["vram_size"])
+        found = self._ask("memory", lambda smi, handle: smi.amdsmi_get_gpu_vram_info(handle)["vram_size"])
         return None if found is None else int(found) * 2**20
 
     @property
     def clock_mhz(self) -> float | None:
         """The current clock of the compute units."""
-        kind, ask = self._library.AmdSmiClkType.GFX, self._library.amdsmi_get_clock_info
-        found = self._ask("clock_mhz", lambda: ask(self._handle, kind)["clk"])
+        found = self._ask(
+            "clock_mhz", lambda smi, handle: smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)["clk"]
+        )
         return None if found is None else float(found)
 
     @property
     def temperature_celsius(self) -> float | None:
         """The hottest spot's."""
-        kind = self._library.AmdSmiTemperatureType.HOTSPOT
-        now, ask = self._library.AmdSmiTemperatureMetric.CURRENT, self._library.amdsmi_get_temp_metric
-        found = self._ask("temperature_celsius", lambda: ask(self._handle, kind, now))
+        found = self._ask("temperature_celsius", self._hottest)
         return None if found is None else float(found)
+
+    @staticmethod
+    def _hottest(smi: Any, handle: Any) -> Any:
+        kind, now = smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
+        return smi.amdsmi_get_temp_metric(handle, kind, now)
 
     @property
     def throttles(self) -> list[str] | None:
         """Why the clocks are limited at this moment."""
-        found = self._ask("throttles", lambda: self._library.amdsmi_get_violation_status(self._handle))
+        found = self._ask("throttles", lambda smi, handle: dict(smi.amdsmi_get_violation_status(handle)))
         return None if found is None else [reason for key, reason in THROTTLES.items() if found.get(key) is True]
 
     @property
     def joules(self) -> float | None:
         """Energy used since the driver was loaded: a counter in units of its own resolution, microjoules."""
-        found = self._ask("joules_per_item", lambda: self._library.amdsmi_get_energy_count(self._handle))
-        return None if found is None else found["energy_accumulator"] * found["counter_resolution"] / 1e6
+        found: float | None = self._ask("joules_per_item", self._counted)
+        return found
+
+    @staticmethod
+    def _counted(smi: Any, handle: Any) -> float:
+        found = smi.amdsmi_get_energy_count(handle)
+        return float(found["energy_accumulator"] * found["counter_resolution"] / 1e6)
 
     @property
     def mig(self) -> bool | None:
         """Whether this is a slice of a GPU: partitions of AMD's are not told apart here."""
         return None
 
-    @property
-    def ecc_errors(self) -> int | None:
-        """Uncorrected errors since the driver was loaded."""
-        ask = self._library.amdsmi_get_gpu_total_ecc_count
-        found = self._ask("ecc_errors", lambda: ask(self._handle)["uncorrectable_count"])
-        return None if found is None else int(found)
+    @staticmethod
+    def _uncorrected(smi: Any, handle: Any) -> int:
+        return int(smi.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"])
 
-    @property
-    def own_bytes(self) -> int | None:
-        """This process's memory on the device."""
-        mine = [one for one in self._processes("device_process_bytes") or [] if one["pid"] == os.getpid()]
-        return int(mine[0]["memory_usage"]["vram_mem"]) if mine and mine[0]["memory_usage"]["vram_mem"] else None
-
-    @property
-    def unknown(self) -> int | None:
-        """Other processes on the device. If pids are a container's own, one of those it knows is this one."""
-        processes = self._processes("unknown")
-        if processes is None:
-            return None
-        others = [one for one in processes if one["pid"] != os.getpid()]
-        return len(others) if len(others) < len(processes) else max(0, len(processes) - 1)
-
-    def _processes(self, what: str) -> list[dict[str, Any]] | None:
-        found: list[dict[str, Any]] | None = self._ask(
-            what, lambda: list(self._library.amdsmi_get_gpu_process_list(self._handle))
-        )
-        return found
+    @staticmethod
+    def _processes(smi: Any, handle: Any) -> list[tuple[int, int | None]]:
+        found = [(one["pid"], one["memory_usage"]["vram_mem"]) for one in smi.amdsmi_get_gpu_process_list(handle)]
+        return [(pid, used if isinstance(used, int) else None) for pid, used in found]
 
 
 def _chosen(index: int) -> int:

@@ -6,6 +6,6 @@ from duel.measure.nvml import Gpu
 AMD = ("amd", "radeon", "instinct")
 
 
-def opened(name: str, index: int = 0) -> Gpu | AmdGpu:
+def opened(name: str, index: int = 0) -> Gpu:
     """Open the ``index``th GPU that this process sees, called ``name``. Raises LookupError, with the reason."""
     return AmdGpu.open(name, index) if any(word in name.lower() for word in AMD) else Gpu.open(name, index)

@@ -1,7 +1,6 @@
-"""The largest batch that fits a device: which batch is tried next, and what one try does.
+"""The largest batch that fits a device (``duel.tries`` says which is tried next).
 
-Each try is a fresh process that compiles and takes one step: what does not fit ends it, and is an answer. Batches are
-doubled until one does not fit, then the interval is halved until it is an eighth of the batch.
+Each try is a fresh process that compiles and takes one step: what does not fit ends it, and is an answer.
 """
 
 import dataclasses
@@ -17,9 +16,7 @@ from duel.measure.measurement import Columns, Measurement
 from duel.record import Row
 from duel.results import Run
 from duel.states import FINISHED
-
-MOST_DOUBLINGS = 14
-TOO_LARGE = ("out of memory", "killed")  # what becomes of a row that does not fit; the kernel kills on a CPU
+from duel.tries import TOO_LARGE, next_batch
 
 
 def rows(run: Run, planned: Sequence[Row]) -> Iterator[Row]:
@@ -27,31 +24,19 @@ def rows(run: Run, planned: Sequence[Row]) -> Iterator[Row]:
     for first in planned:
         yield first
         tried = run.read_row(first.row or 0)
-        if tried.batch_size is None:  # it did not get as far as its device
-            continue
-        low, high = 0, 0
-        while True:
+        begun, low, high = tried.batch_size, 0, 0  # None if it did not get as far as its device
+        while begun:
             if tried.status == FINISHED:
                 low = tried.batch_size or 0
             elif tried.why in TOO_LARGE:
                 high = tried.batch_size or 0
             else:
                 break  # an error of another kind says nothing about memory
-            size = following(low, high)
-            if size is None or size > 2**MOST_DOUBLINGS * (first.batch_size or tried.batch_size or 1):
+            if (size := next_batch(begun, low, high)) is None:
                 break
             number = len(run.rows())
             yield first.replace(row=number, point=number, batch_size=size)
             tried = run.read_row(number)
-
-
-def following(low: int, high: int) -> int | None:
-    """Return the batch to try next if ``low`` fits and ``high`` does not (0: unknown); None if that is close enough."""
-    if not high:
-        return 2 * low
-    if not low:
-        return high // 2 or None
-    return (low + high) // 2 if high - low > max(1, low // 8) else None
 
 
 def repeated(benchmark: Benchmark, size: str, batch_size: int) -> batches.Pool:

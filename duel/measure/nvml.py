@@ -1,7 +1,7 @@
 """What NVIDIA's management library reports about the GPU that this process computes on.
 
-Every query may fail by itself, on some device or driver or midway: then it returns None and ``failures`` has NVML's
-message.
+Every query may fail by itself, on some device, driver or version of the library, or midway: then it returns None and
+``failures`` has the reason. None takes a measurement down.
 """
 
 import os
@@ -10,12 +10,13 @@ from typing import Any
 
 # Clocks throttled for these reasons are not comparable. Software power capping, 0x4, is normal.
 THROTTLES = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
+Query = Callable[[Any, Any], Any]  # of the library and its handle
 
 
 class Gpu:
     """A GPU that this process may use. ``open`` it."""
 
-    source = "NVML"
+    source, error = "NVML", "NVMLError"  # the library, and the class of its own errors
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
@@ -35,98 +36,109 @@ class Gpu:
             pynvml.nvmlInit()
             shown = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry]
             chosen = shown[index] if index < len(shown) else str(index)
-            by_index = chosen.isdecimal()
+            by_index = chosen.isdigit()
             handle = (
                 pynvml.nvmlDeviceGetHandleByIndex(int(chosen)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(chosen)
             )
             found = pynvml.nvmlDeviceGetName(handle)
-        except pynvml.NVMLError as error:
-            raise LookupError(f"NVML: {error}") from error
+        except Exception as error:  # whatever it raises, work goes on without it
+            raise LookupError(cls._said(error, pynvml)) from error
         found = found.decode() if isinstance(found, bytes) else str(found)
         if found != name:
             raise LookupError(f"NVML: device {chosen} is a {found}, not the {name} in use")
         return cls(pynvml, handle)
 
-    def _ask(self, what: str, ask: Callable[[], Any]) -> Any:
+    @classmethod
+    def _said(cls, error: Exception, library: Any) -> str:
+        own = isinstance(error, getattr(library, cls.error))
+        return f"{cls.source}: {error}" if own else f"{cls.source}: {type(error).__name__}: {error}"
+
+    def _ask(self, what: str, query: Query) -> Any:
         try:
-            return ask()
-        except self._library.NVMLError as error:
-            self.failures[what] = f"NVML: {error}"
+            return query(self._library, self._handle)
+        except Exception as error:  # whatever it raises, work goes on without it
+            self.failures[what] = self._said(error, self._library)
             return None
 
     @property
     def uuid(self) -> str | None:
-        found = self._ask("device_id", lambda: self._library.nvmlDeviceGetUUID(self._handle))
+        found = self._ask("device_id", lambda nvml, handle: nvml.nvmlDeviceGetUUID(handle))
         return found.decode() if isinstance(found, bytes) else found
 
     @property
     def driver(self) -> str | None:
-        found = self._ask("driver", self._library.nvmlSystemGetDriverVersion)
+        found = self._ask("driver", lambda nvml, handle: nvml.nvmlSystemGetDriverVersion())
         return found.decode() if isinstance(found, bytes) else found
 
     @property
     def memory_bytes(self) -> int | None:
         """The device's total memory."""
-        found = self._ask("memory", lambda: self._library.nvmlDeviceGetMemoryInfo(self._handle))
-        return None if found is None else int(found.total)
+        found: int | None = self._ask("memory", lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+        return found
 
     @property
     def clock_mhz(self) -> float | None:
         """The current clock of the multiprocessors."""
-        kind = self._library.NVML_CLOCK_SM
-        found = self._ask("clock_mhz", lambda: self._library.nvmlDeviceGetClockInfo(self._handle, kind))
+        found = self._ask("clock_mhz", lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
         return None if found is None else float(found)
 
     @property
     def temperature_celsius(self) -> float | None:
-        kind = self._library.NVML_TEMPERATURE_GPU
-        ask = self._library.nvmlDeviceGetTemperature
-        found = self._ask("temperature_celsius", lambda: ask(self._handle, kind))
+        found = self._ask(
+            "temperature_celsius",
+            lambda nvml, handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+        )
         return None if found is None else float(found)
 
     @property
     def throttles(self) -> list[str] | None:
         """Why the clocks are throttled at this moment."""
-        bits = self._ask("throttles", lambda: self._library.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        bits = self._ask("throttles", lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         return None if bits is None else [reason for bit, reason in THROTTLES.items() if bits & bit]
 
     @property
     def joules(self) -> float | None:
         """Energy used since the driver was loaded."""
-        ask = self._library.nvmlDeviceGetTotalEnergyConsumption
-        millijoules = self._ask("joules_per_item", lambda: ask(self._handle))
-        return None if millijoules is None else millijoules / 1e3
+        found: float | None = self._ask(
+            "joules_per_item", lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+        )
+        return found
 
     @property
     def mig(self) -> bool | None:
         """Whether this is a slice of a GPU; also None for a GPU that cannot be sliced."""
-        mode = self._ask("mig", lambda: self._library.nvmlDeviceGetMigMode(self._handle)[0])
-        return None if mode is None else bool(mode == self._library.NVML_DEVICE_MIG_ENABLE)
+        found: bool | None = self._ask(
+            "mig", lambda nvml, handle: bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
+        )
+        return found
 
     @property
     def ecc_errors(self) -> int | None:
         """Uncorrected errors since the driver was loaded."""
-        kind, since = self._library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, self._library.NVML_VOLATILE_ECC
-        ask = self._library.nvmlDeviceGetTotalEccErrors
-        found = self._ask("ecc_errors", lambda: ask(self._handle, kind, since))
-        return None if found is None else int(found)
+        found: int | None = self._ask("ecc_errors", self._uncorrected)
+        return found
+
+    @staticmethod
+    def _uncorrected(nvml: Any, handle: Any) -> int:
+        kind, since = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        return int(nvml.nvmlDeviceGetTotalEccErrors(handle, kind, since))
 
     @property
     def own_bytes(self) -> int | None:
-        """This process's memory on the device, CUDA's own included."""
-        mine = [process for process in self._processes("device_process_bytes") or [] if process.pid == os.getpid()]
-        return int(mine[0].usedGpuMemory) if mine and mine[0].usedGpuMemory else None
+        """This process's memory on the device, the framework's own context included."""
+        found = self._ask("device_process_bytes", self._processes) or []
+        return next((int(used) for pid, used in found if pid == os.getpid() and used), None)
 
     @property
     def unknown(self) -> int | None:
-        """Other processes on the device. If pids are a container's own, one of those NVML knows is this one."""
-        processes = self._processes("unknown")
-        if processes is None:
+        """Other processes on the device. If pids are a container's own, one of those it knows is this one."""
+        found = self._ask("unknown", self._processes)
+        if found is None:
             return None
-        others = [process for process in processes if process.pid != os.getpid()]
-        return len(others) if len(others) < len(processes) else max(0, len(processes) - 1)
+        others = [pid for pid, _ in found if pid != os.getpid()]
+        return len(others) if len(others) < len(found) else max(0, len(found) - 1)
 
-    def _processes(self, what: str) -> list[Any] | None:
-        ask = self._library.nvmlDeviceGetComputeRunningProcesses
-        found: list[Any] | None = self._ask(what, lambda: list(ask(self._handle)))
-        return found
+    @staticmethod
+    def _processes(nvml: Any, handle: Any) -> list[tuple[int, int | None]]:
+        """Return the processes on the device and the bytes of each."""
+        return [(one.pid, one.usedGpuMemory) for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]

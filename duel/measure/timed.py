@@ -102,19 +102,30 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
 def memory(m: Measurement) -> Columns:
     """Record each kind of memory, and the throughput per GB of its peak."""
     devices = importlib.import_module("devices")
-    peak, kind = devices.peak_memory_bytes()
-    rate = m.row.throughput or m.row.trained_per_second or 0.0
-    return {
-        "peak_memory_bytes": peak,
-        "peak_memory_kind": kind,
-        "planned_bytes": m.work.planned_bytes(),
-        "reserved_bytes": devices.reserved_bytes(),
-        "throughput_per_gb": rate / ((m.row.device_count or 1) * peak / 1e9),
-        "missing": {
-            "planned_bytes": f"{m.work.execution}: no plan is made",
-            "reserved_bytes": f"the allocator of a {m.device.kind} device has no pool or does not report it",
-        },
+    missing = {
+        "planned_bytes": f"{m.work.execution}: no plan is made",
+        "reserved_bytes": f"the allocator of a {m.device.kind} device has no pool or does not report it",
     }
+
+    def asked(name: str, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except Exception as error:  # whatever a driver or allocator answers, what was measured stays
+            missing[name] = f"{type(error).__name__}: {error}"
+            return None
+
+    columns = {
+        "planned_bytes": asked("planned_bytes", m.work.planned_bytes),
+        "reserved_bytes": asked("reserved_bytes", devices.reserved_bytes),
+    }
+    if (found := asked("peak_memory_bytes", devices.peak_memory_bytes)) is None:
+        names = ("peak_memory_bytes", "peak_memory_kind", "throughput_per_gb")
+        missing |= dict.fromkeys(names, missing["peak_memory_bytes"])
+        return columns | dict.fromkeys(names) | {"missing": missing}
+    peak, kind = found
+    rate = m.row.throughput or m.row.trained_per_second or 0.0
+    columns |= {"peak_memory_bytes": peak, "peak_memory_kind": kind}
+    return columns | {"throughput_per_gb": rate / ((m.row.device_count or 1) * peak / 1e9), "missing": missing}
 
 
 def all_reduce(m: Measurement) -> Columns:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from duel.measure import gpus
-from duel.measure.amd import AmdGpu
 from duel.measure.device import Device, World, host_peak_memory
 from duel.measure.nvml import Gpu
 from duel.measure.probes import usable_cpus
@@ -55,7 +54,7 @@ class Watch:
         self.missing: dict[str, str] = {}
         self._device, self._world = device, world
         self._cpus = usable_cpus()
-        self._gpu: Gpu | AmdGpu | None = None
+        self._gpu: Gpu | None = None
         if device.kind == "gpu":
             try:
                 self._gpu = gpus.opened(device.name, world.local_rank % device.count)

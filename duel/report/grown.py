@@ -6,8 +6,7 @@ from duel.catalogue import FIT, FRAMEWORKS, USE_CASES
 from duel.record import Row
 from duel.states import FINISHED
 from duel.terminal import Table
-
-TOO_LARGE = ("out of memory", "killed")
+from duel.tries import TOO_LARGE
 
 
 def is_fit(rows: Sequence[Row]) -> bool:
