@@ -48,7 +48,7 @@ KINDS: dict[str, tuple[str, str]] = {
     MOVES: (
         """scatter gather dynamic-slice dynamic-update-slice sort custom-call:*sort* custom-call:*TopK*""",
         """gather gather_* scatter* index index_* _index_* _unsafe_index* embedding* take* sort topk argsort nonzero
-        max_unpool* put bincount segment_reduce repeat_interleave masked_select""",
+        max_unpool* put bincount segment_reduce repeat_interleave masked_select *sparse_product*""",
     ),
     RANDOM: (
         """rng* custom-call:*threefry*""",

@@ -4,11 +4,15 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Images
+from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Citations, Images, Molecules
 
 OFF, ON = "off", "on"
 AS_PASSED = "as passed"  # nothing observable shows whether it was in force
 TRAINING, PER_SAMPLE, INFERENCE = "training", "per_sample_gradients", "inference"  # modules of use cases
+
+
+def _has_edges(benchmark: Benchmark) -> bool:
+    return all(isinstance(size.inputs, Citations | Molecules) for size in benchmark.sizes.values())
 
 
 def _has_images(benchmark: Benchmark) -> bool:
@@ -87,6 +91,18 @@ SWITCHES: tuple[Switch, ...] = (
             suits=lambda benchmark: benchmark.attention,
         )
         for kind, more in (("cpu", ()), ("gpu", ("efficient", "cudnn")))
+    ),
+    Switch(
+        *(
+            "aggregation",
+            "pytorch",
+            "how sums over a graph's edges are written: by index, or as sparse products",
+        ),
+        proof="operations",
+        values=("index_add", "sparse"),
+        device_kinds=("cpu", "gpu"),
+        modules=(TRAINING, INFERENCE),
+        suits=_has_edges,
     ),
     Switch(
         *("opacus", "pytorch", "per-sample gradients through Opacus's hooks", "its class"),

@@ -95,4 +95,6 @@ class PerSampleGradients(Network):
         if self._product == "norms":
             return norms
         factors = jnp.minimum(1, CLIP_NORM / norms)  # of a gradient of zero: 1
-        return jax.tree.map(lambda gradient: jnp.tensordot(factors, gradient, 1), gradients)
+        # Gradients are float32 where the policy has 16 bits for products, of which these are none.
+        exact = None if self._compute is None else jax.lax.Precision.HIGHEST
+        return jax.tree.map(lambda gradient: jnp.tensordot(factors, gradient, 1, precision=exact), gradients)

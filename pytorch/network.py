@@ -139,6 +139,7 @@ class Network:
         )
         self._trained: Any = self._model  # what is called in training
         self.load(arrays)
+        self._given = len(pool.batches[0].inputs)  # arrays of a batch
         parts = [batch.part(self._world.rank, self._world.size) for batch in pool.batches]
         self._batches: list[tuple[Any, ...]] = [self._put_batch(batch) for batch in parts]
 
@@ -186,6 +187,10 @@ class Network:
             kernels = [name for name in names if "scaled_dot_product" in name]
             kinds = [kind for kind in ("flash", "efficient", "cudnn") if any(kind in kernel for kernel in kernels)]
             found["attention"] = (kinds[0] if kinds else "math", ", ".join(kernels) or "no kernel of its own")
+        if "aggregation" in self._setting.switches:
+            names = self._names(lambda: self.applied(self._model, self._batches[0][0]))
+            products = [name for name in names if "sparse_product" in name]
+            found["aggregation"] = ("sparse" if products else "index_add", ", ".join(products) or "no sparse product")
         if self._setting.on("cuda_graphs"):
             trees = importlib.import_module("torch._inductor.cudagraph_trees")
             manager = trees.get_manager(self._device.index, create_if_none_exists=False)
@@ -250,7 +255,7 @@ class Network:
     def held(self) -> Iterator[Batch]:
         """Yield the batches as they are on the device, in the order in which they are taken."""
         for inputs, labels, *_ in self._batches:
-            arrays = [tensor.cpu().numpy() for tensor in (*inputs, labels)]
+            arrays = [tensor.cpu().numpy() for tensor in (*inputs[: self._given], labels)]
             *first, last = [array.astype(np.int32) if array.dtype == np.int64 else array for array in arrays]
             yield Batch(tuple(first), last)
 
@@ -325,4 +330,11 @@ class Network:
         return tensor.contiguous(memory_format=self._format) if tensor.ndim == 4 else tensor
 
     def _put_batch(self, batch: Batch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        return tuple(self._put(array) for array in batch.inputs), self._put(batch.labels)
+        return self._with_matrices(tuple(self._put(array) for array in batch.inputs)), self._put(batch.labels)
+
+    def _with_matrices(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Return ``inputs``, and behind them what the switch "aggregation" wants stored of their graphs."""
+        if self._setting.value("aggregation") != "sparse":
+            return inputs
+        model: Any = self._model
+        return *inputs, *model.matrices(*inputs)

@@ -44,7 +44,8 @@ class Trainer(Training):
             placed: tuple[Any, ...] = self._put_batch(batch)
         else:
             with torch.cuda.stream(self._copies):
-                placed = tuple(self._sent(array) for array in batch.inputs), self._sent(batch.labels)
+                inputs = self._with_matrices(tuple(self._sent(array) for array in batch.inputs))
+                placed = inputs, self._sent(batch.labels)
         return placed if self._world.size == 1 else (*placed, torch.tensor(present, device=self._device))
 
     def _sent(self, array: npt.NDArray[Any]) -> torch.Tensor:

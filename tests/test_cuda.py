@@ -61,11 +61,6 @@ def lowered(names: str) -> dict[str, dict[str, int]]:
     return found
 
 
-# Where PyTorch's sums of clipped gradients are exact, JAX's are left at XLA's default, which is TF32 on a GPU. To be
-# mended with the next change of the twins, which voids all certificates and choices of switches.
-KNOWN = {("per-sample", "f32", "DEFAULT")}
-
-
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_product_has_the_types_and_marks_of_its_precision(name: str) -> None:
     found = lowered(name)
@@ -80,8 +75,6 @@ def test_every_product_has_the_types_and_marks_of_its_precision(name: str) -> No
             elif precision == "tf32":
                 assert types == "f32", (cell, kinds)
                 assert marks != "HIGHEST", (cell, kinds)
-            elif ("per-sample" if cell.split()[1] == "3" else "", types, marks) in KNOWN:
-                continue
             elif types == "f32":  # what stays in full precision must not become TF32
                 assert marks == "HIGHEST", (cell, kinds)
             else:

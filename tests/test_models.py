@@ -1,4 +1,4 @@
-"""Sizes of the networks: parameters are the published ones, and the table of FLOPs is what others count."""
+"""The networks: their sizes are the published ones, FLOPs what others count, and ways to write them one function."""
 
 import json
 import subprocess
@@ -106,3 +106,51 @@ def test_parameters_and_flops_are_those_that_torchvision_publishes() -> None:
     for name, (parameters, multiply_adds) in found.items():
         assert PARAMETERS[name] == parameters
         assert TABLE[f"{name} full"] / 2e9 == pytest.approx(multiply_adds, rel=0.01, abs=0.0005), name
+
+
+SUMS = """
+import json, sys
+from pathlib import Path
+sys.path[:0] = ["pytorch", "."]
+import devices, network, weights
+from duel.catalogue import BENCHMARKS
+from duel.measure import batches, parameters
+from duel.measure.device import Setting
+from inference import Inference
+from training import Training
+from dataclasses import replace
+
+sparse = {"aggregation": "sparse"}
+apart, seen, device = {}, {}, devices.select("cpu")
+for name in ("gcn", "graphnet"):
+    benchmark = replace(BENCHMARKS[name], dataset="synthetic")
+    arrays = parameters.initialise(weights.shapes(network.build(benchmark, "tiny")), 0)
+    pool = batches.pool(benchmark, "tiny", 3, 0, Path())
+    found = []
+    for switches in ({"aggregation": "index_add"}, sparse, sparse | {"compile": "on"}):
+        setting = Setting(benchmark, "tiny", "float64", device, switches=switches)
+        work = Training(setting, pool, arrays)
+        losses = [work.loss(work.step(index)) for index in range(3)]
+        logits = Inference(setting, pool, arrays).layers(0)[""]
+        held = [len(batch.inputs) for batch in work.held()]
+        assert held == [len(batch.inputs) for batch in pool.batches], held
+        seen[f"{name} {switches}"] = work.observed()["aggregation"][0], work.execution
+        found.append([*losses, *logits.ravel(), *(value for one in work.export().values() for value in one.ravel())])
+    for other in found[1:]:
+        apart[f"{name} {len(apart)}"] = max(abs(a - b) for a, b in zip(found[0], other, strict=True))
+print(json.dumps({"apart": apart, "seen": seen}))
+"""
+
+
+def test_both_ways_to_sum_over_edges_are_one_function() -> None:
+    """In three steps of training in float64, and in evaluation, compiled or not; the batches stay what they were."""
+    command = [interpreter("pytorch"), "-c", SUMS]
+    said = subprocess.run(command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True)
+    found = json.loads(said.stdout)
+    assert len(found["apart"]) == 4
+    assert all(apart < 1e-12 for apart in found["apart"].values()), found["apart"]
+    assert any(apart > 0 for apart in found["apart"].values()), "the same sums in the same order"
+    assert len(found["seen"]) == 6
+    for asked, (value, execution) in found["seen"].items():
+        assert f"'aggregation': '{value}'" in asked
+        assert (execution == "compiled") == ("'compile'" in asked)

@@ -23,18 +23,18 @@ from duel.switches import ON, applicable
 
 SIDES = ("JAX", "PyTorch")
 WHOLE, IDLE = "(the model itself)", "(idle)"  # what is in no module: the loss, for one
-# What may change a share: the switch and its value, by framework and kind of work.
-REMEDIES: dict[tuple[str, str], tuple[str, str]] = {
-    ("jax", kinds.DEPTHWISE): ("depthwise", "shifted"),
-    ("jax", kinds.CONVOLUTION): ("convolution", "products"),
-    ("pytorch", kinds.CONVOLUTION): ("channels_last", ON),
-    ("pytorch", kinds.COPIES): ("channels_last", ON),
-    ("pytorch", kinds.ATTENTION): ("attention", "flash"),
-    ("pytorch", kinds.OPTIMIZER): ("fused_optimizer", ON),
-    ("pytorch", kinds.NORMS): ("compile", ON),
-    ("pytorch", kinds.ELEMENTWISE): ("compile", ON),
-    ("pytorch", kinds.MOVES): ("compile", ON),
-    ("pytorch", kinds.IDLE): ("compile", ON),
+# What may change a share, by framework and kind of work: switches and their values, the first that there is.
+REMEDIES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    ("jax", kinds.DEPTHWISE): (("depthwise", "shifted"),),
+    ("jax", kinds.CONVOLUTION): (("convolution", "products"),),
+    ("pytorch", kinds.CONVOLUTION): (("channels_last", ON),),
+    ("pytorch", kinds.COPIES): (("channels_last", ON),),
+    ("pytorch", kinds.ATTENTION): (("attention", "flash"),),
+    ("pytorch", kinds.OPTIMIZER): (("fused_optimizer", ON),),
+    ("pytorch", kinds.NORMS): (("compile", ON),),
+    ("pytorch", kinds.ELEMENTWISE): (("compile", ON),),
+    ("pytorch", kinds.MOVES): (("aggregation", "sparse"), ("compile", ON)),
+    ("pytorch", kinds.IDLE): (("compile", ON),),
 }
 
 APART = 1.25  # how much longer a step may take in the row than in the profiled process, or the other way round
@@ -208,8 +208,8 @@ def _profile(row: Row, folder: Path) -> Profile | None:
 
 def remedy(kind: str, row: Row) -> str:
     """Return the mode that may change what ``kind`` of work costs in ``row``, the slower side's; else empty."""
-    switch, value = REMEDIES.get((str(row.framework), kind), ("", ""))
     there = applicable(str(row.framework), str(row.benchmark), row.use_case or 0, row.device_kind)
-    if switch not in there or value not in there[switch].values or f"{switch}={value}" in str(row.switches):
-        return ""
-    return f"{row.mode}+{switch}" if value == ON else f"{row.mode}+{switch}={value}"
+    for switch, value in REMEDIES.get((str(row.framework), kind), ()):
+        if switch in there and value in there[switch].values and f"{switch}={value}" not in str(row.switches):
+            return f"{row.mode}+{switch}" if value == ON else f"{row.mode}+{switch}={value}"
+    return ""

@@ -9,6 +9,8 @@ from torch import distributed, nn
 from torch.nn import functional, grad
 
 Pair = tuple[int, int]
+# A sparse matrix and its transpose: of each the starts of its rows, its columns and its values (CSR).
+Sparse = tuple[torch.Tensor, ...]
 
 
 class _AllReduce(torch.autograd.Function):
@@ -137,3 +139,54 @@ def joined(ends: torch.Tensor, nodes: int) -> torch.Tensor:
 def segment_sum(values: torch.Tensor, segments: torch.Tensor, count: int) -> torch.Tensor:
     """Sum ``values`` (M, ...) by segment into (count, ...); ``segments`` (M,) holds each value's segment."""
     return values.new_zeros(count, *values.shape[1:]).index_add_(0, segments, values)
+
+
+def stored(rows: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, shape: Pair) -> Sparse:
+    """Return the matrix of ``shape`` with ``values`` (M,) at ``rows`` and ``columns`` (M,), for ``sparse_product``."""
+    matrix = torch.sparse_coo_tensor(torch.stack((rows, columns)), values, shape).coalesce()
+    kept = []
+    for one in (matrix.to_sparse_csr(), matrix.t().coalesce().to_sparse_csr()):
+        # Copies: Dynamo does not take views of sparse tensors.
+        kept += [part.clone() for part in (one.crow_indices(), one.col_indices(), one.values())]
+    return tuple(kept)
+
+
+@torch.library.custom_op("duel::sparse_product", mutates_args=())
+def _sparse_product(
+    starts: torch.Tensor,
+    columns: torch.Tensor,
+    values: torch.Tensor,
+    turned_starts: torch.Tensor,
+    turned_columns: torch.Tensor,
+    turned_values: torch.Tensor,
+    dense: torch.Tensor,
+) -> torch.Tensor:
+    shape = len(starts) - 1, len(dense)
+    return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False) @ dense
+
+
+@_sparse_product.register_fake
+def _(*arguments: torch.Tensor) -> torch.Tensor:
+    return arguments[-1].new_empty(len(arguments[0]) - 1, arguments[-1].shape[1])
+
+
+def _keep(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+
+
+def _turned_product(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    matrix, turned = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+    return *[None] * 6, _sparse_product(*turned, *matrix, gradient.contiguous())
+
+
+_sparse_product.register_autograd(_turned_product, setup_context=_keep)
+
+
+def sparse_product(matrix: Sparse, dense: torch.Tensor) -> torch.Tensor:
+    """Return ``matrix``, made by ``stored``, times ``dense``, in the precision of the matrix.
+
+    An operation of its own, because Dynamo does not take sparse tensors; its gradient is the product with the stored
+    transpose, which PyTorch's own would make anew in each step.
+    """
+    product: torch.Tensor = _sparse_product(*matrix, dense.to(matrix[2].dtype))
+    return product

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models._layers import joined, segment_sum
+from models._layers import Sparse, joined, segment_sum, sparse_product, stored
 
 
 def build(features: int, hidden: int, classes: int) -> nn.Module:
@@ -26,11 +26,13 @@ class _Convolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(
-        self, x: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor
+        self, x: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor, matrix: Sparse
     ) -> torch.Tensor:
+        x = functional.linear(x, self.weight)
         # The edge weights are float32 whatever the products are computed in, and so are the sums.
-        messages = weights[:, None] * functional.linear(x, self.weight).index_select(0, senders)
-        return segment_sum(messages, receivers, len(x)) + self.bias
+        if matrix:
+            return sparse_product(matrix, x) + self.bias
+        return segment_sum(weights[:, None] * x.index_select(0, senders), receivers, len(x)) + self.bias
 
 
 class _GCN(nn.Module):
@@ -39,10 +41,23 @@ class _GCN(nn.Module):
         self.conv1, self.conv2 = _Convolution(features, hidden), _Convolution(hidden, classes)
 
     def forward(
-        self, nodes: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor
+        self,
+        nodes: torch.Tensor,
+        senders: torch.Tensor,
+        receivers: torch.Tensor,
+        weights: torch.Tensor,
+        *matrix: torch.Tensor,
     ) -> torch.Tensor:
         # The nodes of all graphs form one axis, and so do the edges.
         x = nodes.flatten(0, 1)
         edges = joined(senders, nodes.shape[1]), joined(receivers, nodes.shape[1]), weights.flatten()
-        x = functional.relu(self.conv1(x, *edges))
-        return self.conv2(x, *edges).unflatten(0, nodes.shape[:2])
+        x = functional.relu(self.conv1(x, *edges, matrix))
+        return self.conv2(x, *edges, matrix).unflatten(0, nodes.shape[:2])
+
+    def matrices(
+        self, nodes: torch.Tensor, senders: torch.Tensor, receivers: torch.Tensor, weights: torch.Tensor
+    ) -> Sparse:
+        """Return the sum over edges of these inputs as a matrix, which ``forward`` takes after them."""
+        count = nodes.shape[0] * nodes.shape[1]
+        senders, receivers = joined(senders, nodes.shape[1]), joined(receivers, nodes.shape[1])
+        return stored(receivers, senders, weights.flatten(), (count, count))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models._layers import joined, segment_sum
+from models._layers import Sparse, joined, segment_sum, sparse_product, stored
 
 EPSILON = 1e-6
 
@@ -54,6 +54,7 @@ class _GraphNet(nn.Module):
         receivers: torch.Tensor,
         node_mask: torch.Tensor,
         edge_mask: torch.Tensor,
+        *matrices: torch.Tensor,
     ) -> torch.Tensor:
         # The nodes of all graphs form one axis, and so do the edges.
         graphs, count = len(nodes), node_mask.numel()
@@ -66,10 +67,20 @@ class _GraphNet(nn.Module):
         ):
             ends = nodes.index_select(0, senders), nodes.index_select(0, receivers)
             edges = update_edges(edges, *ends, _repeat(context, edge_mask.shape[1]))
-            sent, received = segment_sum(edges, senders, count), segment_sum(edges, receivers, count)
+            if matrices:
+                sent, received = sparse_product(matrices[:6], edges), sparse_product(matrices[6:], edges)
+            else:
+                sent, received = segment_sum(edges, senders, count), segment_sum(edges, receivers, count)
             nodes = update_nodes(nodes, sent, received, _repeat(context, node_mask.shape[1]))
             context = update_globals(_sum(nodes, node_mask), _sum(edges, edge_mask), context)
         return self.decoder(context)
+
+    def matrices(self, nodes: torch.Tensor, edges: torch.Tensor, *ends: torch.Tensor) -> Sparse:
+        """Return the sums over edges sent and received as matrices, which ``forward`` takes after these inputs."""
+        count = nodes.shape[0] * nodes.shape[1], ends[0].numel()
+        ones, all_edges = edges.new_ones(count[1]), torch.arange(count[1], device=edges.device)
+        sent, received = (stored(joined(end, nodes.shape[1]), all_edges, ones, count) for end in ends[:2])
+        return *sent, *received
 
 
 def _repeat(context: torch.Tensor, times: int) -> torch.Tensor:
