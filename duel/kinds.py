@@ -43,12 +43,12 @@ KINDS: dict[str, tuple[str, str]] = {
     PRODUCT: (
         """dot ragged-dot custom-call:*gemm* custom-call:*matmul* custom-call:*dot* custom-call:*triangular*""",
         """mm mm_* bmm bmm_* addmm addmm_* _addmm* baddbmm addbmm addmv mv dot vdot matmul linear linear_* _linear*
-        mkl_linear mkldnn_linear _mkl_linear _sparse_*mm* sparse_mm* einsum bilinear tensordot""",
+        mkl_linear mkldnn_linear _mkl_linear _sparse_*mm* sparse_mm* *sparse_product* einsum bilinear tensordot""",
     ),
     MOVES: (
         """scatter gather dynamic-slice dynamic-update-slice sort custom-call:*sort* custom-call:*TopK*""",
         """gather gather_* scatter* index index_* _index_* _unsafe_index* embedding* take* sort topk argsort nonzero
-        max_unpool* put bincount segment_reduce repeat_interleave masked_select *sparse_product*""",
+        max_unpool* put bincount segment_reduce repeat_interleave masked_select""",
     ),
     RANDOM: (
         """rng* custom-call:*threefry*""",
@@ -87,7 +87,8 @@ NO_WORK = """
     parameter constant tuple get-tuple-element after-all partition-id replica-id opt-barrier
     empty* view* reshape _reshape* as_strided t transpose permute expand* slice select split* unsafe_split* chunk unbind
     squeeze unsqueeze narrow detach alias lift_fresh resize* set new_* result_type is_* _unsafe_view flatten unflatten
-    movedim swapaxes numpy_T ravel broadcast_to _has_* size stride data requires_grad _conj resolve_*
+    movedim swapaxes numpy_T ravel broadcast_to _has_* size stride data requires_grad _conj resolve_* sparse_*tensor*
+    _sparse_*tensor* crow_indices col_indices values _nnz
 """
 # By the kind of a layer ("norm", "depthwise", "convolution", "attention"): which kinds count as its own work.
 LAYERS: dict[str, dict[str, str]] = {

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import real_pictures
 from conftest import Main, rows_of
+from wandb_server import on_disk
 
 from duel import recipes
 from duel.catalogue import BENCHMARKS, SGD
@@ -46,6 +47,12 @@ def test_both_sides_train_on_the_same_batches_and_are_compared(main: Main, check
         epochs = json.loads(run.curve_file(row).read_text())
         assert [epoch["number"] for epoch in epochs] == [0, 1, 2]
         assert epochs[-1]["top1"] == row.top1
+        # W&B has the same curve under the name of its framework.
+        name = f"{row.framework}/" if row.seed == 0 else f"{row.framework}/2/"
+        logged = [one for one in on_disk(run.folder) if f"{name}top1" in one]
+        assert [one["step"] for one in logged] == [epoch["step"] for epoch in epochs]
+        assert [one[f"{name}top1"] for one in logged] == [epoch["top1"] for epoch in epochs]
+        assert [one[f"{name}held_out_loss"] for one in logged] == [epoch["held_out_loss"] for epoch in epochs]
     reported = main("report")
     assert reported.returncode == 0, reported.stderr
     page = (checkout / "results" / "report" / "index.html").read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, clean_environment
-from wandb_server import Server
+from wandb_server import Server, on_disk
 
 from duel.errors import UserError
 from duel.launch import sync as syncing
@@ -113,15 +113,6 @@ class Job:
         files = [path for path in self.run.folder.rglob("*") if path.is_file()]
         assert [path for path in files if KEY.encode() in path.read_bytes()] == []
 
-    def on_disk(self) -> list[float]:
-        """The losses in W&B's own file, by W&B's own reader."""
-        (folder, *others) = sorted(self.run.folder.glob("wandb/*run-2*"))
-        assert all(other.name.startswith("run-") for other in others)
-        command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
-        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-        records = [json.loads(line) for line in text.splitlines()]
-        return [record["history"]["item"]["jax/loss"] for record in records if record["type"] == "history"]
-
 
 def credentials(folder: Path, url: str) -> dict[str, str]:
     """The environment of somebody with a key; ``folder`` is home, so that no key of the real user is found."""
@@ -219,7 +210,7 @@ def test_a_troubled_server_costs_bounded_time_and_no_data(
     assert TROUBLE[trouble][-1] in job.note
     assert "Traceback" not in job.output
     losses = [step / 2 for step in range(40)]
-    assert job.on_disk() == losses
+    assert [logged["jax/loss"] for logged in on_disk(job.run.folder)] == losses
     # Once the server is well again.
     assert sync(job.run, server.url) == (True, "uploaded")
     assert server.losses(job.run.id) == losses

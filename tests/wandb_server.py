@@ -6,10 +6,23 @@ server makes of it cannot be tested without an account.
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+
+def on_disk(folder: Path) -> list[dict[str, Any]]:
+    """What was logged, from W&B's own file in a run's folder, by W&B's own reader."""
+    (first, *others) = sorted(folder.glob("wandb/*run-2*"))
+    assert all(other.name.startswith("run-") for other in others)
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(first)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    records = [json.loads(line) for line in text.splitlines()]
+    return [record["history"]["item"] for record in records if record["type"] == "history"]
 
 
 class Server(ThreadingHTTPServer):

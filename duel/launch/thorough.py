@@ -39,6 +39,7 @@ from duel.switches import AS_PASSED, SWITCHES
 WORKS, LIMITED, BROKEN, ABSENT = "works", "works with a limit", "BROKEN", "not there"
 TIME = "--time=00:05:00"
 PAIRS = ("mnist", "resnet50", "bert", "gcn")
+SHOWN_WITH = ("resnet50", "bert", "mobilenet_v3_small", "gcn")  # a switch is tried with the first that it suits
 # What a probe that may be denied measures, by what it is called in the table.
 PROBES = {"NVML: clock": "clock_mhz", "energy": "joules_per_item", "memory errors": "ecc_errors"}
 
@@ -114,7 +115,7 @@ def _switches(framework: str, kind: str | None) -> list[tuple[str, str, str, int
         use_case = PER_SAMPLE if switch.modules == ("per_sample_gradients",) else TRAIN
         if USE_CASES[use_case].module not in switch.modules:
             continue
-        benchmark = next(name for name in ("resnet50", "bert", "mobilenet_v3_small") if switch.suits(BENCHMARKS[name]))
+        benchmark = next(name for name in SHOWN_WITH if switch.suits(BENCHMARKS[name]))
         for value in switch.values[1:]:
             needs = f"+{switch.needs}" if switch.needs else ""
             turned = f"+{switch.name}" if value == "on" else f"-{switch.name}" if value == "off" else ""
