@@ -221,6 +221,10 @@ def test_an_older_nvml_without_a_query_is_a_reason(nvml: StandIn, monkeypatch: p
     found = Gpu.open(NAME)
     assert found.mig is None
     assert found.failures["mig"].startswith("NVML: AttributeError: ")
+    monkeypatch.delattr(StandIn, "NVMLError")
+    nvml.fails = {"nvmlDeviceGetUUID"}
+    assert found.uuid is None
+    assert found.failures["device_id"] == "NVML: StandInError: Unknown Error"
     assert found.clock_mhz == 1980
 
 

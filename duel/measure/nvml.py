@@ -50,7 +50,7 @@ class Gpu:
 
     @classmethod
     def _said(cls, error: Exception, library: Any) -> str:
-        own = isinstance(error, getattr(library, cls.error))
+        own = isinstance(error, getattr(library, cls.error, ()))  # another version may call its errors something else
         return f"{cls.source}: {error}" if own else f"{cls.source}: {type(error).__name__}: {error}"
 
     def _ask(self, what: str, query: Query) -> Any:
