@@ -166,3 +166,6 @@ def test_an_answer_of_another_form_is_a_reason_too(amdsmi: StandIn, monkeypatch:
     found = gpus.opened(NAME)
     assert found.clock_mhz is None
     assert found.failures["clock_mhz"] == "amdsmi: KeyError: 'clk'"
+    monkeypatch.setattr(StandIn, "amdsmi_get_temp_metric", lambda *_: "61 C")
+    assert found.temperature_celsius is None
+    assert found.failures["temperature_celsius"] == "amdsmi: ValueError: could not convert string to float: '61 C'"

@@ -16,6 +16,7 @@ THROTTLES = {
     "active_vr_thrm": "voltage regulator hot",
     "active_hbm_thrm": "memory hot",
 }
+NOTHING = "N/A"  # the library's word for what a model does not report
 
 
 class AmdGpu(Gpu):
@@ -51,7 +52,7 @@ class AmdGpu(Gpu):
 
     def _ask(self, what: str, query: Query) -> Any:
         found = super()._ask(what, query)
-        if found == "N/A":  # its word for what this model does not report
+        if found == NOTHING:
             self.failures[what] = "amdsmi: not reported by this model"
             return None
         return found
@@ -71,27 +72,27 @@ class AmdGpu(Gpu):
     @property
     def memory_bytes(self) -> int | None:
         """The device's total memory."""
-        found = self._ask("memory", lambda smi, handle: smi.amdsmi_get_gpu_vram_info(handle)["vram_size"])
+        found = self._ask("memory", lambda smi, handle: _number(smi.amdsmi_get_gpu_vram_info(handle)["vram_size"]))
         return None if found is None else int(found) * 2**20
 
     @property
     def clock_mhz(self) -> float | None:
         """The current clock of the compute units."""
-        found = self._ask(
-            "clock_mhz", lambda smi, handle: smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)["clk"]
+        found: float | None = self._ask(
+            "clock_mhz", lambda smi, handle: _number(smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)["clk"])
         )
-        return None if found is None else float(found)
+        return found
 
     @property
     def temperature_celsius(self) -> float | None:
         """The hottest spot's."""
-        found = self._ask("temperature_celsius", self._hottest)
-        return None if found is None else float(found)
+        found: float | None = self._ask("temperature_celsius", self._hottest)
+        return found
 
     @staticmethod
     def _hottest(smi: Any, handle: Any) -> Any:
         kind, now = smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
-        return smi.amdsmi_get_temp_metric(handle, kind, now)
+        return _number(smi.amdsmi_get_temp_metric(handle, kind, now))
 
     @property
     def throttles(self) -> list[str] | None:
@@ -123,6 +124,10 @@ class AmdGpu(Gpu):
     def _processes(smi: Any, handle: Any) -> list[tuple[int, int | None]]:
         found = [(one["pid"], one["memory_usage"]["vram_mem"]) for one in smi.amdsmi_get_gpu_process_list(handle)]
         return [(pid, used if isinstance(used, int) else None) for pid, used in found]
+
+
+def _number(answer: Any) -> Any:
+    return answer if answer == NOTHING else float(answer)
 
 
 def _chosen(index: int) -> int:
