@@ -80,7 +80,7 @@ def python(framework: str, code: str, *arguments: object, root: Path = ROOT) -> 
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

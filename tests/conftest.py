@@ -267,7 +267,7 @@ class Site:
     def main(self, *arguments: str, expect: int = 0, **environment: str) -> str:
         """What ``python main.py`` prints; its exit code must be ``expect``."""
         process = self.popen("main.py", *arguments, **environment)
-        said = process.communicate(timeout=300)[0]
+        said = process.communicate(timeout=900)[0]
         assert process.returncode == expect, said
         assert "Traceback" not in said
         return said

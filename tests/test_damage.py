@@ -202,7 +202,7 @@ def outside(site: Site, *words: str, prefix: tuple[str, ...] = ()) -> str:
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     said = done.stdout + done.stderr

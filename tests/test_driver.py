@@ -177,7 +177,7 @@ def test_a_script_by_hand_makes_a_run_of_its_own_each_time(main: Main, checkout:
     script = checkout / "slurm_scripts" / "pytorch_mnist_1_smoke.sh"
     for _ in range(2):  # from another folder
         done = subprocess.run(
-            ["bash", str(script)], cwd="/", env=clean_environment(), capture_output=True, text=True, timeout=120
+            ["bash", str(script)], cwd="/", env=clean_environment(), capture_output=True, text=True, timeout=900
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert main("collect").returncode == 0

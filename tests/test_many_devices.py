@@ -126,7 +126,7 @@ def test_a_rank_that_never_comes_is_waited_for_no_longer_than_said(checkout: Pat
         env=clean_environment() | launcher | {"WANDB_MODE": "disabled"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert said.returncode == 1
@@ -144,7 +144,7 @@ def test_a_launcher_that_starts_another_number_of_tasks_is_told_which(checkout: 
         env=clean_environment() | launcher,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert said.returncode == 2
@@ -173,7 +173,7 @@ def test_a_port_that_is_taken_is_known_as_that(framework: str) -> None:
             env=clean_environment(),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=900,
             check=False,
         )
     assert done.returncode != 0
@@ -219,7 +219,7 @@ def test_a_jax_process_takes_its_own_of_the_gpus_it_sees(visible: str | None, ow
     code += "print([devices._local_device(rank) for rank in range(3)])"
     environment = clean_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
     command = [interpreter("jax"), "-c", code]
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=True)
     assert json.loads(said.stdout) == own
 
 

@@ -286,7 +286,7 @@ def test_a_row_shows_by_its_program_which_way_it_took(
 ) -> None:
     asked = ("--benchmark", "mobilenet_v3_small", "--use_case", "1,3,5", "--preset", "smoke", "--framework", "jax")
     more = ("--products", "clipped_sum", "--batch_sizes", "8", "--mode", mode, "--device", "cpu", "--wait")
-    said = main(*asked, *more, timeout=300)
+    said = main(*asked, *more, timeout=900)
     assert said.returncode == 0, said.stdout + said.stderr
     rows = rows_of(checkout)
     inference = "gradients" not in mode  # there it is the same program as 'products'

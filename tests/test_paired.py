@@ -57,7 +57,7 @@ def measure(checkout: Path, *arguments: str, **environment: str) -> list[Row]:
         cwd=checkout,
         env=clean_environment() | {"WANDB_MODE": "disabled"} | environment,
         capture_output=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     return merge(Results(checkout / "results"))

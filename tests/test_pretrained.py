@@ -248,7 +248,7 @@ def test_a_job_whose_file_is_not_what_it_was_fails_its_row_in_words(checkout: Pa
     def run(framework: str, weights: str) -> "subprocess.CompletedProcess[str]":
         command = [interpreter(framework), f"{framework}/run.py", *MNIST, f"--weights={weights}"]
         return subprocess.run(
-            command, cwd=checkout, env=clean_environment(), capture_output=True, text=True, timeout=300, check=False
+            command, cwd=checkout, env=clean_environment(), capture_output=True, text=True, timeout=900, check=False
         )
 
     pickled = run("jax", str(made / "mobilenet.pth"))

@@ -95,7 +95,7 @@ def ran(framework: str, code: str, *arguments: str) -> "subprocess.CompletedProc
     """Run ``code`` where the framework's run.py would."""
     start = f"import sys; sys.path[:0] = [{str(ROOT / framework)!r}, {str(ROOT)!r}]\n"
     command = [interpreter(framework), "-c", start + code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
 
 
 def of_chrome(folder: Path, events: list[dict[str, Any]]) -> dict[tuple[str, str, str], float]:

@@ -124,7 +124,7 @@ def test_what_an_interpreter_of_the_nodes_has_is_not_guessed(python: str) -> Non
 
 def test_a_job_without_torch_xla_fails_its_row_in_one_line(checkout: Path) -> None:
     job = [interpreter("pytorch"), "pytorch/run.py", *MNIST, "--device", "tpu"]
-    done = subprocess.run(job, cwd=checkout, env=clean_environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(job, cwd=checkout, env=clean_environment(), capture_output=True, text=True, timeout=900)
     assert done.returncode == 2, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert "PyTorch reaches a TPU through torch_xla, which this interpreter lacks; valid: an interpreter with" in line
@@ -140,7 +140,7 @@ def test_where_torch_xla_has_a_tpu_a_step_is_handed_over_and_waited_for(tmp_path
         env=clean_environment() | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -239,10 +239,10 @@ def test_a_search_and_what_it_found_in_force(main: Main, checkout: Path) -> None
 def searched_by_hand(checkout: Path) -> "subprocess.CompletedProcess[str]":
     """A search by the command of its script."""
     command = [interpreter("jax"), "jax/run.py", "--benchmark", "mnist", "--use_case", "5", "--batch_sizes", "8"]
-    command += ["--preset", TRIAL, "--size", "tiny", "--trials", "2", "--paired", f"pytorch={interpreter('pytorch')}"]
+    command += ["--preset", TRIAL, "--size", "tiny", "--trials", "1", "--paired", f"pytorch={interpreter('pytorch')}"]
     environment = clean_environment() | {"WANDB_MODE": "disabled"}
     return subprocess.run(
-        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
 
 

@@ -70,7 +70,7 @@ def together(framework: str, benchmark: str, ranks: int, what: str, output: Path
     def one(rank: int) -> "subprocess.CompletedProcess[str]":
         command = [interpreter(framework), "-c", script, framework, benchmark, str(ranks), str(rank), address, what]
         return subprocess.run(
-            [*command, str(output)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+            [*command, str(output)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
         )
 
     with ThreadPoolExecutor(ranks) as pool:
