@@ -13,9 +13,9 @@ from duel import index
 from duel.errors import UserError
 from duel.files import write_atomically
 from duel.launch import archive, manage, state, verify
-from duel.results import Results
+from duel.results import Results, Run
 from duel.states import RUNNING
-from duel.status import this_process
+from duel.status import Owner, this_process
 from duel.table import merge, update
 
 
@@ -31,6 +31,21 @@ def packed(results: Results) -> list[str]:
     look = state.look(results)
     archive.archive(look.runs, look.runs, results, said.append)
     return said
+
+
+def test_a_log_that_is_followed_ends_with_a_job_that_only_slurm_saw_end(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run(results)
+    run.write_status(owner=Owner(slurm_job_name=run.id))
+
+    def look(_: Results, runs: list[Run]) -> None:
+        runs[0].settle(state="failed", cause="a set-up line failed", why="code")
+
+    monkeypatch.setattr(manage.state, "look", look)
+    monkeypatch.setattr(manage, "SLURM_SECONDS", 0.5)
+    manage.print_log(results, run, follow=True)
+    assert run.status().state == "failed"
 
 
 def test_an_archive_keeps_rows_and_files_and_gives_them_back(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Programs planned for TPUs that are not here: compiled for real by libtpu, kept, and told before a job waits."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,12 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
     (said,) = fit.remarks(job, "v5e", tmp_path)
     assert "batch 1024 does not fit a v5e: Exceeded hbm capacity by 4.2G" in said
     assert fit.remarks(Job("jax", "resnet50", TRAIN, "standard", "bf16", None, "tpu"), "v5e", tmp_path) == []
+    many = dataclasses.replace(job, use_case=2, batch_sizes=(), devices_per_node=4)
+    over_all = Cell("v5e", "resnet50", 2, "full", "bf16", 512, 4)
+    fit.keep(tmp_path, "v5e", [Found(over_all, fit.TOO_LARGE, "Exceeded hbm", code_sha256=fit._code(over_all))])
+    assert len(fit.remarks(many, "v5e", tmp_path)) == 1, "128 on each chip are 512 in all"
+    assert fit.remarks(dataclasses.replace(many, batch_sizes=(512,)), "v5e", tmp_path) == []
+    assert len(fit.remarks(dataclasses.replace(many, batch_sizes=(512,), scaling="strong"), "v5e", tmp_path)) == 1
     fit.file(tmp_path, "v5e").write_text("{")
     with pytest.raises(UserError, match=r"remove it, and 'main\.py fit' makes a new one"):
         fit.known(tmp_path, "v5e")

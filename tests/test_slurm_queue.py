@@ -167,6 +167,45 @@ def test_runs_of_one_shape_are_an_array_whose_elements_end_by_themselves(site: S
     assert site.main("status").count("finished") == 4
 
 
+def test_of_an_array_larger_than_a_limit_is_sent_what_fits_and_the_rest_later(site: Site) -> None:
+    ending(site, "    array: 100\n")
+    limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=3")
+    assert "3 of 4 were sent; the others wait: Slurm takes no more jobs now" in site.main(*FOUR, DUEL_TAKES="3")
+    runs = site.results.runs()
+    site.wait(lambda: all(run.stored_status().state == "finished" for run in runs), 4 * POLL_SECONDS)
+    arrays = [run.launch().array.rpartition("_")[0] for run in runs]
+    (array,) = {name for name in arrays if name}
+    alone = [run.id for run, name in zip(runs, arrays, strict=True) if not name]
+    assert len(alone) == 2, "an array that was refused leaves no name behind"
+    assert site.jobs() == {array: 2, **dict.fromkeys(alone, 1)}
+
+
+def test_what_waits_is_cancelled_without_slurm(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n    sender: none\n")
+    site.main(*MNIST)
+    (waits,) = [run for run in site.results.runs() if not run.launch().slurm_job_id]
+    site.slurm.stop_controller()
+    try:
+        said = site.main("cancel", waits.id)
+    finally:
+        site.start_controller()
+    assert f"{waits.id} cancelled: cancelled before it started" in said
+    assert waits.stored_status().state == "cancelled"
+
+
+def test_what_waits_in_another_user_s_folder_is_theirs_to_send(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n")
+    site.main(*MNIST)
+    (sender,) = re.findall(r"process (\d+) on", intent.sender(site.results))
+    os.kill(int(sender), signal.SIGTERM)
+    site.wait(lambda: not intent.sender(site.results))
+    other = 4242
+    os.chown(site.results.queue, other, -1)
+    assert f"its owner (user {other}) sends it" in site.main("status")
+    os.chown(site.results.queue, os.getuid(), -1)
+    assert not intent.sender(site.results), "none was started"
+
+
 def test_one_element_of_an_array_can_be_cancelled_and_started_again(site: Site) -> None:
     site.target(*CPU, "--begin=now+1hour", more="    array: 10\n")
     site.main(*FOUR)

@@ -190,17 +190,39 @@ def test_what_slurm_would_refuse_is_said_with_its_line_and_nothing_is_started(si
     assert not (site.folder / "slurm_scripts" / "jax_mnist_1_smoke.sh").exists()
 
 
-def test_a_refusal_after_all_fails_the_run_with_sbatch_s_words(site: Site) -> None:
-    site.target("--partition=mars")
-    driver = site.popen("-c", SUBMIT, "2")
-    said = driver.communicate(timeout=120)[0]
-    assert "invalid partition specified: mars" in said.lower()
-    statuses = site.statuses()
-    assert {status["state"] for status in statuses.values()} == {"failed"}
-    assert all("Slurm refused it" in status["cause"] for status in statuses.values())
-    assert not intent.names(site.results)
+# As if Slurm had taken the script when it was asked about it.
+UNASKED = """
+from pathlib import Path
+from duel.errors import UserError
+from duel.job import Job
+from duel.launch import cluster, slurm, submit
+from duel.results import Results
+
+slurm.Slurm.preview = lambda *_: None
+jobs = [Job(name, "mnist", 1, "smoke", "fp32", None, "site") for name in ("pytorch", "jax")]
+try:
+    submit.launch(jobs, cluster.load(Path("cluster.yaml")), Results(Path("results")), print)
+except UserError as error:
+    print("error:", error)
+"""
+
+
+def test_a_refusal_after_all_fails_the_run_with_sbatch_s_words_and_the_others_go_on(site: Site) -> None:
+    only = "    variants: [{when: {framework: pytorch}, directives: [--partition=mars]}]\n"
+    site.target(*CPU, "--begin=now+1hour", more=f"    max_jobs: 1\n    sender: none\n{only}")
+    said = site.popen("-c", UNASKED).communicate(timeout=120)[0]
+    waits, starts, refused = said.splitlines()[-3:]
+    assert "the others wait: its target allows 1 jobs at once (max_jobs)" in waits
+    assert "'python main.py resubmit' sends them" in starts
+    assert refused.startswith("error: Slurm refused pytorch_mnist_1_smoke-")
+    assert "invalid partition specified: mars" in refused.lower()
+    causes = {status["state"]: status.get("cause") for status in site.statuses().values()}
+    assert causes.keys() == {"failed", "queued"}
+    assert "Slurm refused it" in str(causes["failed"])
     site.target(*CPU, "--begin=now+1hour")
-    assert site.main("resubmit").count("attempt 2 of 3") == 2
+    assert site.main("resubmit").count("attempt 2 of 3") == 1
+    assert not intent.names(site.results)
+    assert sum(site.jobs().values()) == 2
 
 
 def test_no_more_jobs_are_sent_than_the_target_takes_at_once(site: Site) -> None:

@@ -149,11 +149,30 @@ def test_sessions_that_died_are_sent_again_apart(results: Results, monkeypatch: 
     assert {one.state for one in progress} == {MISSING}
     sent: list[int] = []
     monkeypatch.setattr(resubmit, "start", lambda again, *_: sent.extend(one.job.delay for one in again))
-    campaign.resume(progress, CLUSTER, results, print)
+    again = campaign.unfinished(progress, CLUSTER, Known([]), results, print)
+    campaign.submit_all(again, CLUSTER, results, print)
     assert sent == [0, 7200, 14400]
+    assert campaign.within(again, again[0].device_hours * 1.01) == again[:1], "a budget is for these, too"
     look = state.look(results).runs
-    again = resubmit.apart(resubmit.decide(look[1:], look, set(), None))
-    assert [one.job and one.job.delay for one in again] == [0, 7200]
+    apart = resubmit.apart(resubmit.decide(look[1:], look, set(), None))
+    assert [one.job and one.job.delay for one in apart] == [0, 7200]
+
+
+def test_what_a_target_forbids_is_not_asked_for_in_a_second_attempt(results: Results) -> None:
+    (point, _) = loaded(results, SMALL).points
+    run = results.run(point.run_id())
+    launch = LaunchRecord(job=point, pair=run.id)
+    script = "#!/bin/bash\n#SBATCH --time=02:00:00\n"
+    run.create(point.rows(), owner=this_process(), target="local", launch=launch, script=script)
+    run.settle(state=FAILED, cause="Slurm: reached its time limit", why=reasons.TIME_LIMIT)
+    progress = study.progress(loaded(results, SMALL), results)
+    (again,) = campaign.unfinished(progress, CLUSTER, Known([]), results, print)
+    assert again.job.changes == ("--time=04:00:00",)
+    shut = CLUSTER.targets["local"].model_copy(update={"without": ["--time"]})
+    described = CLUSTER.model_copy(update={"targets": CLUSTER.targets | {"local": shut}})
+    said: list[str] = []
+    assert campaign.unfinished(progress, described, Known([]), results, said.append) == []
+    assert "not started: its target forbids --time" in said[0]
 
 
 def test_here_what_may_begin_earlier_does_not_wait_for_a_later_session(results: Results) -> None:

@@ -51,6 +51,7 @@ def test_a_working_script_becomes_a_target(tmp_path: Path, capsys: pytest.Captur
     ("program", "launcher"),
     [
         ("python a.py", None),
+        ("module load gcc/12 python\nconda activate x\nsource /opt/python/env\nsrun python a.py", "srun"),
         ("exec /sw/bin/python3.11 a.py", None),
         ("mpirun -np 4 torchrun a.py", "mpirun -np 4"),
         ("srun apptainer exec --nv a.sif python3 a.py", "srun apptainer exec --nv a.sif"),
@@ -68,6 +69,13 @@ def test_what_starts_the_program_is_the_launcher(
         ["--gpus={devices}", "--nodes={nodes}"],
     )
     assert not any("check that it starts" in note for note in notes)
+
+
+def test_only_the_gpus_of_a_gres_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded, _ = made(tmp_path, capsys, "#!/bin/sh\n#SBATCH --gres=gpu:a100:4,lscratch:100\npython a.py\n")
+    target = loaded.targets["job"]
+    assert target.devices_per_node == [4]
+    assert target.directives == ["--gres=gpu:a100:{devices_per_node},lscratch:100"]
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
     if args.dry_run:
         target = described.targets[jobs[0].target]
         texts = [script.render(job, target) for job in jobs]
-        for path, text in zip(script.write(jobs, texts, say), texts, strict=True):
+        for path, text, job in zip(script.write(jobs, texts, say), texts, jobs, strict=True):
             terminal.show_file(f"# {path.relative_to(ROOT)}\n{text}\n")
-            for warning in directives.warnings(directives.of_script(text)):
+            for warning in directives.warnings(directives.of_script(text), continues=bool(job.dataset)):
                 warn(f"warning: {warning}")
         return 0
     from duel.launch import submit
@@ -130,7 +130,7 @@ def _go_on(results: "Results") -> None:
 def logs(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import manage
 
-    manage.print_log(manage.find(results, args.run), args.follow)
+    manage.print_log(results, manage.find(results, args.run), args.follow)
     return 0
 
 
@@ -173,13 +173,14 @@ def study(args: argparse.Namespace, results: "Results") -> int:
         terminal.show(campaign.status(found, progress, results))
         return 0
     known = campaign.known(results)
-    planned = campaign.within(campaign.planned(progress, described, known), args.budget)
+    planned = campaign.planned(progress, described, known)
+    if args.action == "resume":
+        planned = [*campaign.unfinished(progress, described, known, results, say), *planned]
+    planned = campaign.within(planned, args.budget)
     terminal.show(campaign.table(planned, f"{found.name}: {found.about}"))
     if args.action == "plan":
         return 0
     campaign.submit_all(planned, described, results, say)
-    if args.action == "resume":
-        campaign.resume(progress, described, results, say)
     say(f"'python main.py study {found.name} status' shows what is done")
     return 0
 

@@ -9,6 +9,7 @@ from duel.errors import UserError
 from duel.job import Job
 from duel.launch import directives, estimate, resubmit, state, study, submit
 from duel.launch.estimate import Estimate, Known
+from duel.launch.resubmit import Decision
 from duel.launch.schema import Cluster, Target
 from duel.launch.study import DONE, MISSING, NEVER, WAITING, Progress, Study
 from duel.results import Results, Run
@@ -22,11 +23,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Planned:
-    """A job, and what it takes."""
+    """A job, and what it takes. ``again``: it is the next attempt at a run; one that continues takes less."""
 
     job: Job
     estimate: Estimate
     devices: int  # that the allocation has
+    again: Decision | None = None
 
     @property
     def device_hours(self) -> float:
@@ -44,9 +46,12 @@ def planned(progress: Sequence[Progress], cluster: Cluster, known: Known) -> lis
         room = None if most is None else (most * 60 - estimate.MORE_SECONDS) / estimate.MARGIN
         for job in estimate.parts(whole, room, known):
             takes = known.job(job)
-            devices = int(target.allocation(job)["devices"])
-            found.append(Planned(_limited(job, target, takes, most), takes, devices))
+            found.append(Planned(_limited(job, target, takes, most), takes, _devices(job, target)))
     return found
+
+
+def _devices(job: Job, target: Target) -> int:
+    return int(target.allocation(job)["devices"])
 
 
 def _limited(job: Job, target: Target, takes: Estimate, most: float | None) -> Job:
@@ -144,28 +149,32 @@ def known(results: Results) -> Known:
     return Known(rows)
 
 
-def submit_all(found: Sequence[Planned], cluster: Cluster, results: Results, say: Say) -> list[Run]:
-    """Start the jobs of ``found``, target by target; returns the runs."""
-    runs: list[Run] = []
-    for target in dict.fromkeys(one.job.target for one in found):
-        runs += submit.launch([one.job for one in found if one.job.target == target], cluster, results, say)
-    return runs
+def submit_all(found: Sequence[Planned], cluster: Cluster, results: Results, say: Say) -> None:
+    """Start the jobs of ``found``, target by target."""
+    new = [one.job for one in found if one.again is None]
+    for target in dict.fromkeys(job.target for job in new):
+        submit.launch([job for job in new if job.target == target], cluster, results, say)
+    resubmit.start([one.again for one in found if one.again], cluster, results, say)
 
 
-def resume(progress: Sequence[Progress], cluster: Cluster, results: Results, say: Say) -> None:
-    """Start again what ended unfinished, with more time or memory where that was missing."""
+def unfinished(
+    progress: Sequence[Progress], cluster: Cluster, known: Known, results: Results, say: Say
+) -> list[Planned]:
+    """Return the next attempts at what ended unfinished, with more time or memory where that was missing."""
     ids = {one.run_id for one in progress if one.state == MISSING and one.run_id}
     look = state.look(results)
-    decisions = resubmit.decide([seen for seen in look.runs if seen.id in ids], look.runs, set(), None)
+    ended = [seen for seen in look.runs if seen.id in ids]
+    decisions = [resubmit.possible(one, cluster) for one in resubmit.decide(ended, look.runs, set(), None)]
     for decision in decisions:
         say(f"{decision.seen.id}: {decision.words}")
     due: dict[str, int] = {}  # sessions of one point stay apart
     for one in progress:
         if one.state == MISSING:
             due[one.run_id] = max(one.point.delay, due.get(one.run_id, 0))
-    again = [
-        replace(decision, job=replace(decision.job, delay=due.get(decision.seen.id, 0)))
-        for decision in decisions
-        if decision.job
-    ]
-    resubmit.start(again, cluster, results, say)
+    found = []
+    for decision in decisions:
+        if decision.job:
+            job = replace(decision.job, delay=due.get(decision.seen.id, 0))
+            devices = _devices(job, cluster.targets[job.target])
+            found.append(Planned(job, known.job(job), devices, replace(decision, job=job)))
+    return found

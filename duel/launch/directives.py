@@ -164,8 +164,8 @@ def without(own: list[str], site: list[str], forbidden: Iterable[str]) -> list[s
     return [line for line in own if not decided & set(names(line))]
 
 
-def warnings(lines: list[str]) -> list[str]:
-    """Return warnings about a site's lines, which are passed on unchanged."""
+def warnings(lines: list[str], continues: bool = False) -> list[str]:
+    """Return warnings about lines that are passed on unchanged. A job that ``continues`` goes on when requeued."""
     notes = []
     given = [name for line in lines for name in names(line)]
     known = None
@@ -186,7 +186,7 @@ def warnings(lines: list[str]) -> list[str]:
     kinds = {bool(re.search(r"[A-Za-z]", re.sub(r"^gpu:|\{\w+\}", "", text))) for text in _gpus(lines)}
     if len(kinds) == 2:
         notes.append("some lines name the GPU type and some do not: Slurm may refuse that, or give other GPUs")
-    if "--requeue" in given:
+    if "--requeue" in given and not continues:
         notes.append("--requeue: a requeued measurement begins again in a new run, and the first one stays as it was")
     if "--array" in given:
         notes.append("--array: each of its tasks repeats the whole job; only the first one has the run's id")

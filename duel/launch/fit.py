@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from duel import CODE, ROOT, certificate, files, tries
-from duel.catalogue import BENCHMARKS, USE_CASES
+from duel.catalogue import BENCHMARKS, STRONG, USE_CASES
 from duel.chips import CHIPS, bound
 from duel.errors import UserError
 from duel.files import Damaged, write_atomically
@@ -188,9 +188,10 @@ def remarks(job: Job, chip: str, results: Path) -> list[str]:
 
 
 def _is_of(cell: Cell, job: Job) -> bool:
-    row = job.rows()[0]
-    batch = row.batch_size or BENCHMARKS[job.benchmark].sizes[str(row.size)].batch_size["tpu"]
-    sizes = job.batch_sizes or (batch,)
+    size = str(job.rows()[0].size)
+    usual = BENCHMARKS[job.benchmark].sizes[size].batch_size["tpu"]
+    over = 1 if job.scaling == STRONG else job.ranks  # a cell's batch is that of all chips
+    batches = [batch * over for point in job.points for batch in point.batch_sizes or (usual,)]
     return (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices) == (
-        *(job.benchmark, job.use_case, row.size, job.precision, job.ranks),
-    ) and cell.batch_size in sizes
+        *(job.benchmark, job.use_case, size, job.precision, job.ranks),
+    ) and cell.batch_size in batches

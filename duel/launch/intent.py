@@ -5,6 +5,7 @@ So whoever sends next knows what waits, and what a driver that died had begun.
 """
 
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 
@@ -84,7 +85,12 @@ def tidy(results: Results, intent: Intent) -> None:
 
 
 def sender(results: Results) -> str:
-    """Return who sends what waits, such as "process 12 on login1"; empty if nobody does."""
+    """Return who sends what waits, such as "process 12 on login1"; empty if nobody does.
+
+    What waits in somebody else's folder is theirs to send.
+    """
+    if results.queue.exists() and (uid := results.queue.stat().st_uid) != os.getuid():
+        return f"its owner (user {uid})"
     path = results.queue / LOCK
     if not path.exists():
         return ""

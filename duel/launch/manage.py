@@ -13,7 +13,7 @@ from pathlib import Path
 from duel import files, terminal
 from duel.errors import UserError
 from duel.files import Damaged
-from duel.launch import display, reasons, state
+from duel.launch import display, intent, reasons, state
 from duel.launch.queue import elsewhere
 from duel.launch.views import RunView, Snapshot
 from duel.options import FILTERS, has_selection
@@ -135,10 +135,13 @@ def watch(results: Results, chosen: Callable[[Snapshot], Snapshot], recent: bool
         follow(results, None, until, recent)
 
 
-def print_log(run: Run, follow: bool) -> None:
+def print_log(results: Results, run: Run, follow: bool) -> None:
     """Print a run's output so far; with ``follow``, continue until it ends."""
-    offset, path = 0, run.log
+    offset, path, asked = 0, run.log, time.monotonic()
     while True:
+        if follow and time.monotonic() - asked >= SLURM_SECONDS:  # a job may end without a word from the run
+            state.look(results, [run])
+            asked = time.monotonic()
         ended = run.status().state in TERMINAL
         best = _log(run)
         if best != path:
@@ -181,8 +184,15 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
             say(f"{seen.id} is already {seen.state}")
         elif seen.in_slurm or _end_here(seen):
             ending.append(seen)
+    waiting = {run_id for noted in intent.waiting(results).values() if noted.waits for run_id in noted.runs}
     in_slurm = [seen for seen in ending if seen.in_slurm]
-    _scancel(in_slurm)
+    for seen in in_slurm:
+        if elsewhere(seen.launch.cluster):
+            raise UserError(f"{seen.id} is on the cluster {seen.launch.cluster}; cancel it there")
+    unsent = [seen for seen in in_slurm if not seen.slurm_job_id and seen.id in waiting]
+    for seen in unsent:  # first: this needs no Slurm
+        _settle_unstarted(seen.run)
+    _scancel([seen for seen in in_slurm if seen not in unsent])
     for seen in in_slurm:
         # If its job starts anyway, it finds this and exits.
         if seen.run.stored_status().state == QUEUED:
@@ -219,9 +229,6 @@ def _scancel(runs: list[RunView]) -> None:
 
     A job with an unknown id is found by its name, among its user's jobs only: others may have one of that name.
     """
-    for seen in runs:
-        if elsewhere(seen.launch.cluster):
-            raise UserError(f"{seen.id} is on the cluster {seen.launch.cluster}; cancel it there")
     ids = [seen.slurm_job_id for seen in runs if seen.slurm_job_id]
     calls = [ids] if ids else []
     # An element of an array whose job is not known yet finds its run cancelled when it begins.

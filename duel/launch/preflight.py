@@ -93,7 +93,11 @@ def plan(launches: "list[Launch]", cluster: Cluster) -> Table:
             known[asked] = forecast(launch.job, launch.text, cluster, silence)
             silence = known[asked].silence
         lines.append((f"{launch.job.stem}.sh", known[asked].asks, known[asked].start))
-    warnings = dict.fromkeys(f"warning: {text}" for asked in known.values() for text in asked.warnings)
+    texts = [text for asked in known.values() for text in asked.warnings]
+    for launch in launches:
+        if launch.target.chip:
+            texts += fit.remarks(launch.job, launch.target.chip, ROOT / "results")
+    warnings = dict.fromkeys(f"warning: {text}" for text in texts)
     return Table(["script", "requests", "would start"], lines, list(warnings))
 
 
@@ -106,7 +110,7 @@ def forecast(job: Job, text: str, cluster: Cluster, silence: str = "") -> Foreca
     """
     target = cluster.targets[job.target].for_job(job)
     lines = directives.of_script(text)
-    notes = directives.warnings(lines)
+    notes = directives.warnings(lines, continues=bool(job.dataset))
     with environment(target) as left_out:
         notes += [*remarks(left_out, target, job.target, lines), *filter(None, [open_key_file()])]
         message, code = (silence, 1) if silence else _test(text, target)
@@ -128,7 +132,6 @@ def forecast(job: Job, text: str, cluster: Cluster, silence: str = "") -> Foreca
             if not start.startswith("at once") and (shut := nodes.reserved(names, maintenance=True)):
                 notes.append(shut)
     notes += _limits(job, lines, partitions, cluster)
-    notes += fit.remarks(job, target.chip, ROOT / "results") if target.chip else []
     return Forecast(_asks(lines), start, notes)
 
 

@@ -20,7 +20,7 @@ from duel.launch.schema import Cluster
 from duel.launch.views import RunView
 from duel.results import Results, Run
 from duel.states import CANCELLED, FINISHED, LOST, SKIPPED
-from duel.tries import counted, interrupted
+from duel.tries import counted, interrupted, planned_as
 
 MOST_ATTEMPTS = 3
 TAIL_LINES = 12
@@ -50,7 +50,7 @@ def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> i
     look = state.look(results)
     chosen = manage.select(look.runs, args, results)
     named = {manage.find(results, name).id for name in args.runs}
-    decisions = [_possible(d, cluster) for d in decide(chosen, look.runs, named, args.include)]
+    decisions = [possible(d, cluster) for d in decide(chosen, look.runs, named, args.include)]
     for note in look.notes:
         say(f"not known: {note}")
     if not decisions:
@@ -81,7 +81,7 @@ def apart(decisions: list[Decision]) -> list[Decision]:
     ]
 
 
-def _possible(decision: Decision, cluster: Cluster) -> Decision:
+def possible(decision: Decision, cluster: Cluster) -> Decision:
     """Return the decision, without a job if this checkout can no longer start it."""
     if decision.job is None:
         return decision
@@ -204,6 +204,8 @@ def _has_got_further(seen: RunView, job: Job) -> bool:
     if job.trials or job.use_case == VALIDATE or seen.launch.code != tree.digest():
         return False
     rows = counted(seen.run.rows())
+    if not {planned_as(row) for row in job.rows()} <= {planned_as(row) for row in rows}:  # one is damaged, or gone
+        return False
     if job.dataset:
         return any(map(interrupted, rows)) and any((seen.run.folder / "checkpoints").glob("*/step-*.npz"))
     done = [row for row in rows if row.status == FINISHED]

@@ -40,6 +40,10 @@ class NotNowError(Exception):
     """The next script cannot be sent now; the message says why."""
 
 
+class FullError(NotNowError):
+    """Slurm takes no more jobs now, or not so many at once."""
+
+
 class UnclearError(Exception):
     """Whether the next script was sent is not known, because Slurm does not answer."""
 
@@ -112,7 +116,7 @@ def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> 
             fit = batch if room is None else batch[:room]
             # Some may have been cancelled while Slurm was asked.
             if sent := [run for run, _ in fit if not intent.decided(run)]:
-                _send(sent, target, logs, say)
+                _send_what_fits(sent, target, logs, say)
             if room is not None:
                 room -= len(fit)
                 if len(fit) < len(batch):
@@ -126,9 +130,30 @@ def _is_open(hours: tuple[int, int]) -> bool:
     return (now.tm_hour * 60 + now.tm_min - begin) % DAY < (end - begin) % DAY
 
 
+def _send_what_fits(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
+    """Submit ``runs`` at once; if that is more than Slurm takes now, as many as it does. Raises NotNowError then.
+
+    A limit on jobs counts the elements of an array, and Slurm refuses an array as a whole.
+    """
+    try:
+        _send(runs, target, logs, say)
+    except FullError:
+        if len(runs) == 1:
+            raise
+        left, size = runs, 1
+        while left:
+            _send(left[:size], target, logs, say)
+            left, size = left[size:], 2 * size
+
+
 def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
     """Submit one script, or an array of several, or record sbatch's refusal. Raises NotNowError as ``send`` does."""
-    name, script = (runs[0].id, runs[0].script) if len(runs) == 1 else array.write(runs, logs)
+    if len(runs) > 1:
+        name, script = array.write(runs, logs)
+    else:
+        name, script = runs[0].id, runs[0].script
+        if runs[0].launch().array:  # of an array that Slurm refused
+            runs[0].write_launch(array="")
     since, wait = time.time(), 5.0
     while True:
         try:
@@ -141,7 +166,7 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
             _record(runs, [str(job.job_id)] if len(runs) == 1 else [f"{job.job_id}_{n}" for n in range(len(runs))])
             return
         if refusal.is_full(message):
-            raise NotNowError(f"Slurm takes no more jobs now ({refusal.full(message)})")
+            raise FullError(f"Slurm takes no more jobs now ({refusal.full(message)})")
         reached = not (_NOT_SENT.search(message) or refusal.is_unconfigured(message))
         unclear = reached and (refusal.is_silence(message) or code in (0, 124, 137) or code < 0)
         if unclear:

@@ -12,9 +12,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from duel import ROOT, variables
-from duel.catalogue import FRAMEWORKS, MANY, USE_CASES
+from duel.catalogue import FRAMEWORKS, MANY, PAIRED, USE_CASES, VALIDATE
 from duel.errors import UserError
-from duel.files import write_atomically
+from duel.files import stamp, write_atomically
 from duel.job import EDITED, Job, script_state, seal
 from duel.launch import directives
 from duel.launch.schema import SCOPES, Target
@@ -56,9 +56,14 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
     for framework, python in pythons.items():
         if python is None:
             others = [f"--framework {name}" for name in FRAMEWORKS if getattr(target.python, name) is not None]
+            valid = ", ".join(others) or "none"
+            if job.use_case == VALIDATE or job.trials:
+                valid = "a target with interpreters for both"
+            elif others and job.framework == PAIRED:
+                valid += " in place of --paired"
             raise UserError(
                 f"target {job.target!r} has no interpreter for {framework} "
-                f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {', '.join(others) or 'none'}"
+                f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {valid}"
             )
     lead, *others = job.frameworks  # the lead's interpreter supervises, unless each side has its own start
     exports = {"WANDB_PROJECT": target.wandb.project}
@@ -199,6 +204,8 @@ def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list
         path.parent.mkdir(exist_ok=True)
         if path.exists() and script_state(path.read_text(errors="replace")) == EDITED:
             kept = path.with_suffix(".edited.sh")
+            if kept.exists():  # of an earlier edit
+                kept = path.with_suffix(f".edited-{stamp()}.sh")
             path.replace(kept)
             say(f"{path.name} was edited by hand: kept as {kept.name}, and rendered again")
         write_atomically(path, text)

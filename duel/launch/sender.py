@@ -16,7 +16,7 @@ from types import FrameType
 from duel import ROOT
 from duel.errors import UserError
 from duel.files import digest, locked
-from duel.launch import cluster, intent, preflight, queue, reasons, slurm, state
+from duel.launch import cluster, directives, intent, preflight, queue, reasons, slurm, state
 from duel.launch.environment import environment
 from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
@@ -30,11 +30,7 @@ NAME = f"duel-sender-{digest({'root': str(ROOT)})[:6]}"  # another checkout has 
 Say = Callable[[str], None]
 
 JOB = """\
-#!/usr/bin/env bash
-#SBATCH --job-name={name}
-#SBATCH --output={log}
-#SBATCH --open-mode=append
-#SBATCH --signal=B:USR2@60
+{shebang}
 {directives}
 # Sends the jobs that wait in results/queue; warned that its time is over, it submits itself again if some are left.
 cd -- {root} || exit 97
@@ -45,7 +41,7 @@ trap 'kill -TERM "$sender"' TERM
 {python} -m duel.launch.sender &
 sender=$!
 while kill -0 "$sender" 2>/dev/null; do wait "$sender" && code=0 || code=$?; done
-[[ -z $warned || $code != {left} ]] || {submit} {script}
+[[ -z $warned || $code != {left} ]] || {submit}
 """
 
 
@@ -86,14 +82,15 @@ def follow_up(target: Target, runs: Sequence[Run], results: Results, say: Say) -
 
 def resume(described: Cluster, results: Results, say: Say) -> None:
     """See to it that what earlier commands left is sent."""
-    for noted in intent.waiting(results).values():
-        target = described.targets.get(next(iter(noted.runs.values())).target)
-        if noted.created and target is not None and not intent.sender(results):
-            try:
-                say(ensure(target, results))
-            except UserError as error:  # no reason for a command to fail that does something else
-                say(str(error))
-            return
+    names = [next(iter(noted.runs.values())).target for noted in intent.waiting(results).values() if noted.created]
+    targets = [described.targets[name] for name in names if name in described.targets]
+    if targets and not intent.sender(results):
+        # One sender sends what waits for all targets, so any that allows one will do.
+        target = next((target for target in targets if target.sender != "none"), targets[0])
+        try:
+            say(ensure(target, results))
+        except UserError as error:  # no reason for a command to fail that does something else
+            say(str(error))
 
 
 def before(target: Target, jobs: int, results: Results) -> None:
@@ -147,20 +144,20 @@ def _submit(target: Target, results: Results) -> str:
     """Submit the job that sends; returns it. Raises UserError if Slurm does not take it."""
     results.queue.mkdir(parents=True, exist_ok=True)
     script = results.queue / "sender.sh"
+    command = preflight.command(target, [str(script)])
+    own = [f"--job-name={NAME}", f"--output={results.queue / 'sender.txt'}", "--open-mode=append"]
+    own = directives.without([*own, "--signal=B:USR2@60"], [*target.sender], target.without)
     script.write_text(
         JOB.format(
-            name=NAME,
-            log=results.queue / "sender.txt",
-            directives="\n".join(f"#SBATCH {line}" for line in target.sender),
+            shebang=target.shebang,
+            directives="\n".join(f"#SBATCH {line}" for line in [*own, *target.sender]),
             root=shlex.quote(str(ROOT)),
             python=shlex.quote(sys.executable),
             left=LEFT,
-            submit=target.submit,
-            script=shlex.quote(str(script)),
+            submit=shlex.join(command),
         )
     )
     with environment(target):
-        command = preflight.command(target, [str(script)], [])
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         raise UserError(f"the job that would send the others was not taken: {' '.join(done.stderr.split())}")

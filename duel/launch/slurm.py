@@ -44,8 +44,7 @@ class Slurm:
     def start(self, launches: list[Launch], results: Results, say: Say) -> list[Run]:
         """Record what will be sent, create the folders, and send what Slurm takes now; returns the runs.
 
-        The rest waits, behind what waited before (``duel.launch.sender``). Raises UserError with sbatch's words for
-        what it refused.
+        The rest waits, after what waited before (``duel.launch.sender``).
         """
         with only_driver(results, say):
             name, launches = recover(launches, results, say)
@@ -61,8 +60,6 @@ class Slurm:
                 wait(name, noted, "earlier submissions are sent first", results)
             else:
                 send(name, noted, [launch.target for launch in launches], results, say)
-        if refused := [f"Slurm refused {run.id}: {why}" for run in runs if (why := run.launch().refused)]:
-            raise UserError("\n".join(refused))
         return runs
 
 

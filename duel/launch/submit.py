@@ -105,7 +105,8 @@ def launch(
 ) -> list[Run]:
     """Start ``jobs``, which are all for one target; returns their runs. ``after`` is as in ``plan``.
 
-    Raises UserError, before anything is written, for anything that would keep a job from running.
+    Raises UserError, before anything is written, for anything that would keep a job from running; and with sbatch's
+    message for each script that it refused, once the others are on their way.
     """
     name, target = cluster.target(jobs[0].target)
     launches = plan(jobs, target, after)
@@ -133,6 +134,8 @@ def launch(
             say(f"started {run.id} on {name}" + (f", job {job_id}" if job_id else ""))
     if target.scheduler == "slurm":
         sender.follow_up(target, runs, results, say)
+    if refused := [f"Slurm refused {run.id}: {why}" for run in runs if (why := run.launch().refused)]:
+        raise UserError("\n".join(refused))
     return runs
 
 

@@ -21,6 +21,7 @@ DEVICES = {"--gpus-per-node": "{devices_per_node}", "--gres": "{devices_per_node
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "ibrun", "jsrun")
 # The command that the job is for: it is found by its interpreter, and what comes before that starts it.
 PROGRAM = re.compile(r"(^|.*\s)(exec\s+)?(\S*/)?(python[0-9.]*|torchrun|accelerate)(\s|$)")
+SET_UP = ("module", "ml", "spack", "conda", "mamba", "source", ".", "echo", "export", "pip")  # may name python, too
 
 
 def target(path: Path, say: Callable[[str], None]) -> None:
@@ -56,11 +57,14 @@ def _directives(given: list[str]) -> tuple[list[str], dict[str, int]]:
             continue
         if name == "--nodes" and value.isdecimal():
             counts["nodes"] = int(value)
-        kind, colon, number = value.rpartition(":")
-        of_gpus = name in DEVICES and number.isdecimal() and (name != "--gres" or value.startswith("gpu"))
-        if of_gpus:
-            counts["devices_per_node"] = int(number)
-            value = f"{kind}{colon}{DEVICES[name]}"
+        if name in DEVICES:
+            items = value.split(",")
+            for place, item in enumerate(items):
+                kind, colon, number = item.rpartition(":")
+                if number.isdecimal() and (name != "--gres" or item.startswith("gpu")):
+                    counts["devices_per_node"] = int(number)
+                    items[place] = f"{kind}{colon}{DEVICES[name]}"
+            value = ",".join(items)
         lines.append(f"{name}={COUNTS.get(name, value)}" if value else name)
     if "--gpus" in [name for line in given for name in directives.names(line)]:  # over all nodes
         counts["devices_per_node"] = max(1, counts["devices_per_node"] // counts["nodes"])
@@ -70,7 +74,8 @@ def _directives(given: list[str]) -> tuple[list[str], dict[str, int]]:
 def _body(text: str) -> tuple[list[str], str | None, list[str]]:
     """Return the set-up lines of a script, its launcher, and notes on what needs a look."""
     body = [line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    place = next((place for place, line in enumerate(body) if PROGRAM.match(line)), len(body))
+    work = [bool(PROGRAM.match(line)) and line.split()[0] not in SET_UP for line in body]
+    place = work.index(True) if True in work else len(body)
     setup = [line for line in body[:place] if not line.startswith(("set ", "cd "))]
     notes = ["the work of the script was not found: no line calls python"] if place == len(body) else []
     if after := body[place + 1 :]:
