@@ -41,6 +41,22 @@ def test_a_change_since_an_earlier_set_is_found_and_named(results: Results) -> N
     assert against.is_slower(found)
 
 
+@pytest.mark.parametrize("version", ["0.10.2", "9.9"])
+def test_of_a_set_that_has_grown_only_what_is_new_is_compared(results: Results, version: str) -> None:
+    """'publish' adds to a set: its earlier state is still in it."""
+    old = [session([1.0 + 0.001 * hour], 2.0 * hour, pair="p", **FULL) for hour in range(3)]
+    new = [session([0.5 + 0.001 * hour], 2.0 * hour, pair="p", **FULL) for hour in range(3)]
+    new = [[row.replace(framework_version=version) for row in rows] for rows in new]
+    before = publish(results, *old, name="before")
+    after = publish(results, *old, *new, name="after")
+    changes, left_out = against.changes(before, after)
+    assert left_out == []
+    factors = {change.quantity: change.factor for change in changes}
+    assert factors["JAX"] == pytest.approx(0.5, rel=0.01)
+    _, nothing = against.changes(after, after)
+    assert [text.endswith(": not in after") for text in nothing] == [True]
+
+
 def test_false_alarms_are_rare_and_three_percent_are_found_with_eight_sessions() -> None:
     """Of 50 points, by simulation of what ``changes`` tests: sessions that vary by 1 %, one point that gains 3 %."""
     from duel.report import ratios

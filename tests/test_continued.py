@@ -178,3 +178,8 @@ def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:
     assert "repeats differ" not in outcome.why
     (merged,) = over_sessions([outcome])
     assert len(merged.sessions) == 2
+    assert merged.indicative == pytest.approx(1.5, rel=0.01), "as two runs of two pairs have one"
+    soon = [dataclasses.replace(row, attempt=2) if (row.repeat or 0) > 1 else row for row in rows]
+    (outcome,) = outcomes(judged(soon))
+    assert [len(session) for session in outcome.sessions] == [4], "within an hour on one host it is one session"
+    assert outcome.found is not None

@@ -26,8 +26,10 @@ from duel.cli import commands
 from duel.errors import UserError
 from duel.launch import state
 from duel.record import Row
-from duel.report import document, latex, page, records
+from duel.report import document, latex, markdown, page, points, records
+from duel.report.pairs import outcomes
 from duel.report.records import Records
+from duel.report.sessions import over_sessions
 from duel.results import Results
 from duel.table import write_rows
 
@@ -150,6 +152,10 @@ def test_several_devices_are_one_heat_map_and_nothing_is_averaged_over_them(resu
     assert {(line["device_name"], round(float(line["ratio"]), 2)) for line in lines(folder, "devices")} == {
         *(("one", 1.5), ("other", 0.5))
     }
+    assert {line["point"] for line in lines(folder, "devices")} == {"mnist, batch 64"}
+    drawn = (folder / "figures" / "ratios.svg").read_text()
+    assert "one, training on one device" in drawn, "a panel is of one device"
+    assert "other, training on one device" in drawn
     text = (folder / "index.html").read_text()
     assert "one, mode default: of 1 points measured over sessions, JAX is faster at 1." in text
     assert "other, mode default: of 1 points measured over sessions, PyTorch is faster at 1." in text
@@ -182,6 +188,7 @@ def test_the_page_opens_from_disk_and_draws_its_charts(
     # A rule for each interval, a point for each point, a tick for each session.
     first = shown.locator("#ratios-0")
     rows = [line for line in lines(folder, "ratios") if line["use_case"] == "training on one device"]
+    rows = [line for line in rows if line["device_name"] == "planted"]  # the other device has another panel
     points = {(line["point"], line["mode"]) for line in rows}
     assert first.locator(".mark-symbol.role-mark path").count() == len(points)
     assert first.locator(".mark-rect.role-mark path").count() >= len(rows)  # a tick each, and the noise floors
@@ -269,6 +276,28 @@ def test_sessions_of_other_versions_are_kept_apart_and_said(results: Results) ->
     folder = written(results, publish(results, point(1.5), newer))
     assert {round(float(line["ratio"]), 1) for line in lines(folder, "ratios")} == {1.5, 0.5}
     assert "other framework_version of jax" in (folder / "index.html").read_text()
+    assert {line["point"] for line in lines(folder, "ratios")} == {
+        *("mnist, batch 64, 1 of 2 kept apart", "mnist, batch 64, 2 of 2 kept apart")
+    }
+
+
+def test_calls_that_were_measured_with_two_versions_are_two_lines(results: Results) -> None:
+    newer = [dataclasses.replace(row, framework_version="9.9") for row in point(1.5, use_case=5, **LATENCY)]
+    folder = written(results, publish(results, point(1.5, use_case=5, **LATENCY), newer))
+    assert len({line["id"] for line in lines(folder, "latency")}) == 2
+    assert (folder / "figures" / "latency.svg").exists()
+
+
+def test_means_are_never_over_devices_or_versions() -> None:
+    names = ("mnist", "cifar10", "gcn", "bert", "gpt2")
+    rows = [row for name in names for row in point(2.0, benchmark=name, pair=name)]
+    slow = [dataclasses.replace(row, device_name="slow") for n in names for row in point(0.5, benchmark=n, pair=n)]
+    old = [dataclasses.replace(row, framework_version="0.1") for n in names for row in point(0.5, benchmark=n, pair=n)]
+    for others in (slow, old):
+        found = points.lines(over_sessions(outcomes(judged([*rows, *others]))))
+        text = markdown.table(found)
+        assert text.count("default: 2.000 [") == 1
+        assert text.count("default: 0.500 [") == 1
 
 
 def test_a_hundred_thousand_rows_are_a_small_page(results: Results) -> None:

@@ -155,6 +155,9 @@ def test_a_framework_is_compared_with_itself_in_a_mode_with_the_same_switches() 
         for hour in range(3)
     ]
     first, second = points.lines(found(*default, *tuned))
+    for name in ("framework_version", "packages_sha256", "python_version"):
+        newer = [[dataclasses.replace(row, **{name: "9"}) for row in rows] for rows in tuned]
+        assert [line.jax_itself for line in points.lines(found(*default, *newer))] == [None, None], name
     assert (first.jax_itself, first.pytorch_itself) == (None, None)
     assert second.jax_itself == pytest.approx(1.01, abs=0.001), "the middle one of the three is 1 % faster"
     assert second.pytorch_itself is None, "its switches differ"

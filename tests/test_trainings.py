@@ -62,6 +62,27 @@ def test_both_sides_train_on_the_same_batches_and_are_compared(main: Main, check
     assert len(lines) == 1 + 4 * 3
 
 
+def test_both_sides_train_on_two_devices(main: Main, checkout: Path) -> None:
+    """Each rank takes half of every batch, so both see what one device would."""
+    options = ("--benchmark", "mnist", "--use_case", "2", "--dataset", "digits", "--devices", "2", "--paired")
+    ran = main(*options, "--epochs", "2", "--wait")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    jax, pytorch = rows_of(checkout)
+    assert jax["comparable"] == pytorch["comparable"] == COMPARABLE
+    assert jax["seen_sha256"] == pytorch["seen_sha256"]
+    assert (jax["device_count"], jax["scaling_efficiency"]) == ("2", "")
+    assert jax["evidence_sha256"]
+    assert abs(float(jax["top1"]) - float(pytorch["top1"])) < 0.03
+
+
+def test_a_target_that_the_initial_weights_meet_is_met_after_an_epoch(main: Main, checkout: Path) -> None:
+    ran = main(*DIGITS, "--framework", "pytorch", "--epochs", "3", "--target_accuracy", "0.5%", "--wait")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (row,) = rows_of(checkout)
+    assert float(row["top1_before"]) >= 0.005
+    assert row["trained_epochs"] == "1"
+
+
 def test_a_training_ends_at_its_target(main: Main, checkout: Path) -> None:
     ran = main(*DIGITS, "--framework", "jax", "--epochs", "40", "--target_accuracy", "70%", "--wait")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -225,6 +246,17 @@ def test_trainings_that_are_not_comparable_have_no_verdict() -> None:
     rows = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") for one in sides(0.0, 0.0, 0.0, 0.0, 0.0)]
     assert "NOT COMPARABLE: seen_sha256" in learned.verdict(rows)
     assert learned.difference(rows) is None
+
+
+def test_a_seed_that_is_barred_is_named_and_the_others_make_no_verdict_without_it() -> None:
+    noise = (0.0, 0.001, -0.001, 0.0, 0.001, 0.0)
+    rows = [row(name, seed, 0.9 + noise[seed]) for name in ("jax", "pytorch") for seed in range(6)]
+    assert "equivalent within 1 point: JAX 90.02 %, PyTorch 90.02 %" in learned.verdict(rows)
+    bad = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") if one.seed == 3 else one for one in rows]
+    assert learned.verdict(bad).endswith("; seed 3 NOT COMPARABLE: seen_sha256 (a | b)")
+    lost = [one.replace(status="failed", comparable=None, top1=0.1) if one.seed == 3 else one for one in rows]
+    assert "equivalent within 1 point: JAX 90.02 %, PyTorch 90.02 %" in learned.verdict(lost)
+    assert "5 seeds" in learned.verdict(lost)
 
 
 def test_equivalence_is_claimed_wrongly_in_at_most_five_percent() -> None:

@@ -126,10 +126,10 @@ def _job_of(seen: RunView, jobs: dict[str, list[queue.SlurmJob]]) -> queue.Slurm
 
 def with_verdicts(seen: Snapshot, results: Results) -> Snapshot:
     """Return the same snapshot, with the verdict of the pair of each finished run."""
-    from duel.report import pairs  # here, because few commands need it
+    from duel.report import sessions  # here, because few commands need it
 
     try:
-        verdicts = pairs.by_run(results, [one.id for one in seen.runs if one.state == FINISHED])
+        verdicts = sessions.by_run(results, [one.id for one in seen.runs if one.state == FINISHED])
     except ValueError as error:
         return replace(seen, notes=[*seen.notes, f"verdicts: {error}"])
     for one in seen.runs:

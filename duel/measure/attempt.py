@@ -213,7 +213,7 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
         run.write_row(row)
     if row.status == FINISHED:
         row = _sealed(run, row)
-        row = _with_efficiency(row, run.rows()) if row.device_count != 1 else row
+        row = _with_efficiency(row, run.rows()) if row.device_count != 1 and not row.recipe else row
         run.write_row(row)
     others = {rank: output for rank, output in deaths.items() if rank}
     if others:

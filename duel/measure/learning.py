@@ -125,7 +125,7 @@ class _Training:
 
     def _reached(self) -> bool:
         target = self._m.row.target_accuracy
-        return target is not None and any(epoch.top1 >= target for epoch in self._course.epochs)
+        return target is not None and any(epoch.top1 >= target for epoch in self._course.epochs[1:])
 
     def _train(self, end: int) -> None:
         """Take the steps up to ``end``, the epoch's."""

@@ -65,12 +65,16 @@ def earlier(results: Results, where: str, name: str) -> Records:
 
 
 def changes(before: Records, after: Records) -> tuple[list[Change], list[str]]:
-    """Return the changes at points that both sets measured over sessions, and a sentence on each other point."""
-    old = {_key(line): (outcome, line) for outcome, line in before.found}
+    """Return the changes at points that both sets measured over sessions, and a sentence on each other point.
+
+    Where ``after`` has grown out of ``before``, as a published set does, only what is new is compared with it.
+    """
+    after = after.since(before)
+    old = _newest(before)
     tested: list[tuple[Line, str, float, float, float, float]] = []
     left_out = []
-    for outcome, line in after.found:
-        was = old.pop(_key(line), None)
+    for key, (outcome, line) in _newest(after).items():
+        was = old.pop(key, None)
         if was is None:
             left_out.append(f"{_what(line)}: not in {before.name}")
         elif min(len(outcome.sessions), len(was[0].sessions)) < CLAIM_SESSIONS or not (outcome.found and was[0].found):
@@ -123,8 +127,10 @@ def _welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, floa
     return factor, math.exp(low), math.exp(high), float(found.pvalue)
 
 
-def _key(line: Line) -> tuple[object, ...]:
-    return tuple(getattr(line, name) for name in (*POINT, "mode"))
+def _newest(records: Records) -> dict[tuple[object, ...], tuple[Outcome, Line]]:
+    """Return the outcomes by point; of several that were kept apart, the one measured last."""
+    found = sorted(records.found, key=lambda one: one[1].last_day)
+    return {tuple(getattr(line, name) for name in (*POINT, "mode")): (outcome, line) for outcome, line in found}
 
 
 def _what(line: Line) -> str:

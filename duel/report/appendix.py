@@ -116,6 +116,8 @@ def _environment(records: Records, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _hours(row: Row) -> float:
+    """Return the device-hours that ``row`` took."""
     if not row.started or not row.ended:
         return 0.0
-    return (datetime.fromisoformat(row.ended) - datetime.fromisoformat(row.started)).total_seconds() / 3600
+    seconds = (datetime.fromisoformat(row.ended) - datetime.fromisoformat(row.started)).total_seconds()
+    return seconds * (row.device_count or 1) / 3600

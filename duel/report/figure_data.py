@@ -35,7 +35,8 @@ def tables(found: Sequence[tuple[Outcome, Line]], curve: Callable[[Row], Curve])
 
 def anchor(line: Line) -> str:
     """Return the anchor of the point and mode of ``line`` in the page of a report."""
-    return "p" + digest({name: getattr(line, name) for name in (*POINT, "mode")})
+    names = (*POINT, "mode", *(["which"] if line.which else []))
+    return "p" + digest({name: getattr(line, name) for name in names})
 
 
 def label(line: Line) -> str:
@@ -46,6 +47,7 @@ def label(line: Line) -> str:
     parts += [line.product] if line.product else []
     if (line.devices or 1) > 1:
         parts.append(f"{line.devices} devices, {line.scaling}")
+    parts += [f"{line.which} kept apart"] if line.which else []
     return ", ".join(parts)
 
 
@@ -146,9 +148,12 @@ def _energy(outcome: Outcome, line: Line) -> Iterator[Record]:
 
 
 def _roofline(outcome: Outcome, line: Line) -> Iterator[Record]:
-    """Yield the FLOP/s of a step and the ceilings of the machine, which are the same for both sides."""
+    """Yield the FLOP/s of a step and the ceilings of the machine: the higher that either side measured."""
     rows = [row for pair in outcome.pairs for row in pair]
-    product, copy = _median(rows, "matmul_flops_per_second"), _median(rows, "copy_bytes_per_second")
+    product, copy = (
+        max((value for row in rows if (value := getattr(row, name)) is not None), default=None)
+        for name in ("matmul_flops_per_second", "copy_bytes_per_second")
+    )
     for framework, mine in _sides(outcome):
         flops, seconds = _median(mine, "step_flops"), _median(mine, "step_seconds_p50")
         intensity = _median(mine, "arithmetic_intensity")

@@ -42,7 +42,7 @@ def ratios(data: pd.DataFrame) -> Panels:
     data = data.assign(kind=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
     tip = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "verdict")
     panels = []
-    for title, part in split(data, "use_case"):
+    for title, part in split(titled(data, "use_case"), "title"):
         once = part[part.session == 1]
         x = log_x("ratio", "JAX / PyTorch throughput (right of 1: JAX is faster)")
         color = alt.Color("kind:N", title=None).scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
@@ -68,7 +68,7 @@ def ratios(data: pd.DataFrame) -> Panels:
 def devices(data: pd.DataFrame) -> Panels:
     """JAX / PyTorch on each device. Nothing is averaged over devices."""
     panels = []
-    for title, part in split(titled(data[data.session == 1], "use_case", "mode"), "title"):
+    for title, part in split(titled(data[data.session == 1], "use_case", "mode", together=True), "title"):
         base = by_point(part).encode(x=alt.X("device_name:N", title=None))
         most = max(part.ratio.max(), 1 / part.ratio.min(), EQUAL)
         color = alt.Color("ratio:Q", title="JAX / PyTorch")
@@ -109,7 +109,7 @@ def latency(data: pd.DataFrame) -> Panels:
 
     Points with a single batch size are in separate panels.
     """
-    data = data.pivot(
+    data = data.drop_duplicates([name for name in data.columns if name != "milliseconds"]).pivot(
         index=[name for name in data.columns if name not in ("percentile", "milliseconds")],
         columns="percentile",
         values="milliseconds",
@@ -242,14 +242,13 @@ def _dots(data: pd.DataFrame, column: str, title: str, tip: tuple[str, ...]) -> 
     return panels
 
 
-def titled(data: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Add ``columns``, joined, as ``title``; ``what`` is a benchmark with its size, precision and product."""
-    product = data["product"].fillna("") if "product" in data else ""
-    texts = (
-        data.assign(what="")
-        if "size" not in data
-        else data.assign(what=data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + product)
-    )
+def titled(data: pd.DataFrame, *columns: str, together: bool = False) -> pd.DataFrame:
+    """Add ``columns``, joined, as ``title``, after the device unless ``together``; ``what`` is all of a benchmark."""
+    if not together and "device_name" not in columns and data.device_name.nunique() > 1:
+        columns = ("device_name", *columns)
+    texts = data.assign(what="")
+    if "size" in data:
+        texts["what"] = data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + data["product"].fillna("")
     title = texts[columns[0]].astype(str).str.strip()
     for column in columns[1:]:
         title = title + ", " + texts[column].astype(str)

@@ -13,6 +13,18 @@ from duel.record import Row
 from duel.report import ratios
 from duel.report.ratios import Estimate
 
+# What processes of one point have in common; sessions that differ in it are kept apart.
+ALIKE = (
+    "code_sha256",
+    "framework_version",
+    "python_version",
+    "packages_sha256",
+    "switches",
+    "variables",
+    "execution",
+    "device_name",
+)
+
 
 @dataclass(frozen=True)
 class Itself:
@@ -31,10 +43,11 @@ class Itself:
 def across(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]], framework: str) -> Itself | None:
     """Compare a framework with itself by its rows in two modes with the same switches, session by session.
 
-    Return None if the switches differ or there are too few sessions for a claim.
+    Return None if anything that makes them alike differs, or there are too few sessions for a claim.
     """
     rows = [row for sessions in (one, other) for session in sessions for row in session]
-    if len({row.switches for row in rows}) > 1 or min(len(one), len(other)) < CLAIM_SESSIONS:
+    alike = len({tuple(getattr(row, name) for name in ALIKE) for row in rows}) == 1
+    if not alike or min(len(one), len(other)) < CLAIM_SESSIONS:
         return None
     means = [_level(first) - _level(second) for first, second in zip(one, other, strict=False)]
     return Itself(framework, ratios.estimate(means), len(means))

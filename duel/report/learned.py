@@ -65,8 +65,13 @@ def is_training(rows: Sequence[Row]) -> bool:
 
 
 def difference(rows: Sequence[Row]) -> Difference | None:
-    """Return the difference of comparable pairs; None for fewer than ``FEWEST_SEEDS``."""
-    pairs = [pair for pair in partners(rows) if pair[0].comparable == COMPARABLE]
+    """Return the difference over seeds; None for fewer than ``FEWEST_SEEDS``, or if a pair is not comparable.
+
+    Leaving that pair out would be choosing among results.
+    """
+    pairs = [pair for pair in partners(rows) if pair[0].comparable]
+    if any(one.comparable != COMPARABLE for one, _ in pairs):
+        return None
     apart = [one.top1 - other.top1 for one, other in pairs if one.top1 is not None and other.top1 is not None]
     if len(apart) < FEWEST_SEEDS:
         return None
@@ -85,21 +90,27 @@ def verdict(rows: Sequence[Row]) -> str:
     sides = _sides(rows)
     if not sides:
         return f"{what}: no training has finished"
-    reached = ", ".join(f"{NAMES[name]} {_percent(_mean(mine, 'top1'))}" for name, mine in sides.items())
+    pairs = [pair for pair in partners(rows) if pair[0].comparable]
     found = difference(rows)
     if found is not None:
+        reached = _reached({name: [pair[place] for pair in pairs] for place, name in enumerate(FRAMEWORKS)})
         interval = f"[{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
         return (
             f"{what}: {found.verdict}: {reached}, difference {100 * found.mean:+.2f} {interval} points, 90 %, "
             f"{found.seeds} seeds"
         )
-    pairs = partners(rows)
-    barred = [one for one, _ in pairs if one.comparable and one.comparable != COMPARABLE]
+    reached = _reached(sides)
+    barred = [one for one, _ in pairs if one.comparable != COMPARABLE]
     if barred:
-        return f"{what}: {reached}; {barred[0].comparable}"
+        seeds = ", ".join(str(one.seed) for one in barred)
+        return f"{what}: {reached}; seed{'s' * (len(barred) > 1)} {seeds} {barred[0].comparable}"
     if len(sides) < len(FRAMEWORKS):
         return f"{what}: {reached}; nothing to compare"
     return f"{what}: {reached}; no verdict, {len(pairs)} of {FEWEST_SEEDS} seeds (--seeds {FEWEST_SEEDS})"
+
+
+def _reached(sides: dict[str, list[Row]]) -> str:
+    return ", ".join(f"{NAMES[name]} {_percent(_mean(mine, 'top1'))}" for name, mine in sides.items())
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:

@@ -68,7 +68,10 @@ def _weight(line: Line) -> tuple[object, ...]:
 
 
 def table(points: Sequence[Line]) -> str:
-    """Return all points as a Markdown table, with what they were measured on above and means below."""
+    """Return all points as Markdown, a table for each device, with what they were measured on above, means below."""
+    names = dict.fromkeys(line.device_name for line in points)
+    if len(names) > 1:
+        return "\n\n".join(table([line for line in points if line.device_name == name]) for name in names)
     head = "benchmark | use case | batch | mode | JAX | PyTorch | JAX / PyTorch | another session | floor | verdict"
     return "\n".join(
         [
@@ -101,6 +104,7 @@ def _what(line: Line) -> str:
     use_case = line.use_case + (f", {line.product}" if line.product else "")
     if (line.devices or 1) > 1:
         use_case += f", {line.devices} devices, {line.scaling}"
+    use_case += f", {line.which} kept apart" if line.which else ""
     if line.microbatch and line.microbatch * (line.devices or 1) < (line.batch_size or 0):
         use_case += f", microbatch {line.microbatch}"
     return f"{line.benchmark} ({line.size}, {line.precision}) | {use_case} | {line.batch_size}"
@@ -141,13 +145,15 @@ def _against_itself(points: Sequence[Line]) -> Iterator[str]:
 def _means(points: Sequence[Line]) -> Iterator[str]:
     """Yield geometric means over the benchmarks that have a ratio in each mode of the same size, use case and product.
 
-    A benchmark with several points counts once, by the mean of their logarithms.
+    A benchmark with several points counts once, by the mean of their logarithms. Versions are never mixed.
     """
+    several = len({(line.jax_version, line.pytorch_version) for line in points}) > 1
     groups: dict[tuple[str, ...], dict[str, dict[str, list[float]]]] = {}
     for line in points:
         if line.ratio is not None and line.mode in MODES:
             devices = f"{line.devices} devices, {line.scaling}" if (line.devices or 1) > 1 else ""
-            key = tuple(filter(None, (line.use_case, line.product, devices, line.size, line.precision)))
+            versions = f"jax {line.jax_version}, pytorch {line.pytorch_version}" if several else ""
+            key = tuple(filter(None, (line.use_case, line.product, devices, line.size, line.precision, versions)))
             by_name = groups.setdefault(key, {}).setdefault(line.mode, {})
             by_name.setdefault(line.benchmark, []).append(math.log(line.ratio))
     texts = []

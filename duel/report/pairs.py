@@ -1,21 +1,18 @@
 """The outcome of pairs of rows: the ratio with its interval, the noise floor and the verdict."""
 
-import functools
 import math
 import statistics
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
-from duel.catalogue import CLAIM_PAIRS, FIT, PRESETS, USE_CASES
+from duel.catalogue import CLAIM_PAIRS, FIT, PRESETS, SESSION_SECONDS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
 from duel.record import Row
 from duel.report import ratios
 from duel.report.itself import noise_floor
 from duel.report.ratios import Pair, Ratio
-from duel.results import Results
 from duel.states import TERMINAL
-from duel.table import rows_of
 
 # The same in all repeats of one side.
 UNCHANGED = (
@@ -231,11 +228,12 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
         alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
         count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
         why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
-        return Outcome(parts, why=why, indicative=math.exp(statistics.fmean(logs(pairs))))
+        return Outcome(parts, why=why, indicative=indicative(pairs))
+    sessions = split(parts)
     try:
-        return claim(parts)
+        return claim(sessions)
     except ValueError as error:  # such as two parts of two pairs each
-        return Outcome(parts, why=str(error))
+        return Outcome(sessions, why=str(error), indicative=indicative(pairs))
 
 
 def _parts(pairs: Session) -> list[Session]:
@@ -273,6 +271,11 @@ def _incomplete(pairs: Session, there: set[int]) -> str:
 def _barred(row: Row) -> str:
     """Return why a pair is barred; one that was skipped on both sides is not judged."""
     return str(row.comparable) if row.comparable else f"{row.status} on both sides: {row.cause}"
+
+
+def indicative(pairs: Session) -> float:
+    """Return the mean ratio of ``pairs`` that allow no interval."""
+    return math.exp(statistics.fmean(logs(pairs)))
 
 
 def logs(pairs: Session) -> list[float]:
@@ -316,29 +319,31 @@ def changes(pairs: Session, columns: Sequence[str]) -> list[str]:
     ]
 
 
-def by_run(results: Results, run_ids: Collection[str]) -> dict[str, str]:
-    """Return a line for each of ``run_ids`` with the outcome of its pair in results.csv; none while a side has not
-    ended.
+def split(groups: Sequence[Session]) -> list[Session]:
+    """Return the pairs of ``groups`` as sessions: groups within ``SESSION_SECONDS`` of each other on a host are one."""
+    sessions: list[Session] = []
+    for pairs in sorted(groups, key=_start):
+        for session in sessions:
+            if _follows(session, pairs):
+                session += pairs
+                break
+        else:
+            sessions.append([*pairs])
+    return sessions
 
-    Raises ValueError if results.csv is damaged.
-    """
+
+def _follows(before: Session, after: Session) -> bool:
+    """Return whether ``after`` is of the same session; this is assumed if the times cannot be read."""
+    if before[0][0].host != after[0][0].host:
+        return False
+    end = max((row.ended or row.started or "" for pair in before for row in pair), default="")
     try:
-        return _by_run(results, frozenset(run_ids), results.csv.lstat().st_mtime_ns)
-    except FileNotFoundError:
-        return {}
+        gap = datetime.fromisoformat(_start(after)) - datetime.fromisoformat(end)
+    except (ValueError, TypeError):
+        return True
+    return gap < timedelta(seconds=SESSION_SECONDS)
 
 
-@functools.lru_cache(maxsize=1)  # 'status --watch' asks every second
-def _by_run(results: Results, run_ids: frozenset[str], modified: int) -> dict[str, str]:
-    points: dict[str, list[Outcome]] = {}
-    for found in outcomes(rows_of(results, run_ids)):
-        for run_id in {str(row.run_id) for pair in found.pairs for row in pair}:
-            points.setdefault(run_id, []).append(found)
-    lines = {}
-    for run_id, each in points.items():
-        if any(row.status not in TERMINAL for found in each for pair in found.pairs for row in pair):
-            continue
-        kinds = Counter(" ".join(filter(None, (found.kind, found.reach))) for found in each)
-        several = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        lines[run_id] = each[0].short if len(each) == 1 else f"{len(each)} points: {several}"
-    return lines
+def _start(pairs: Session) -> str:
+    """Return when ``pairs`` started, in UTC as rows have it: texts of one form sort by time."""
+    return min((row.started for pair in pairs for row in pair if row.started), default="")

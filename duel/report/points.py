@@ -3,6 +3,7 @@
 import csv
 import io
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -82,6 +83,7 @@ class Line:
     proof: str
     far_off: str
     apart: str  # also measured at this point but not in its ratio
+    which: str  # of the lines of one point and mode, which were kept apart, such as "1 of 2"
     why: str  # the reason if there is no ratio
 
     @property
@@ -110,11 +112,24 @@ def lines(found: Sequence[Outcome]) -> list[Line]:
     """Return the lines of the outcomes ``found`` over sessions, in their order."""
     chances = [o.found.p for o in found if o.found is not None and not o.found.within]
     adjusted = iter(ratios.holm(chances))
+    which = _which(found)
     default = {_point(o): o for o in found if o.found is not None and o.row.mode == DEFAULT}
     return [
-        _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)))
-        for o in found
+        _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)), text)
+        for o, text in zip(found, which, strict=True)
     ]
+
+
+def _which(found: Sequence[Outcome]) -> list[str]:
+    """Number the outcomes of one point and mode, if there are several: other code or versions, or no claim."""
+    names = ["device_count" if name == "devices" else name for name in (*POINT, "mode")]
+    keys = [tuple(getattr(outcome.row, name) for name in names) for outcome in found]
+    counts, seen = Counter(keys), Counter[tuple[object, ...]]()
+    texts = []
+    for key in keys:
+        seen[key] += 1
+        texts.append(f"{seen[key]} of {counts[key]}" if counts[key] > 1 else "")
+    return texts
 
 
 def _point(outcome: Outcome) -> tuple[object, ...]:
@@ -124,7 +139,7 @@ def _point(outcome: Outcome) -> tuple[object, ...]:
     return tuple(getattr(outcome.row, name) for name in (*names, *what))
 
 
-def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None) -> Line:
+def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which: str) -> Line:
     one, other = outcome.pairs[0]
     found = outcome.found
     sides = [*zip(*outcome.pairs, strict=True)]
@@ -177,6 +192,7 @@ def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None) -> Li
         proof=_proof(outcome),
         far_off=SEVERAL.join(outcome.far),
         apart=SEVERAL.join(outcome.apart),
+        which=which,
         why=outcome.why,
     )
 

@@ -98,7 +98,8 @@ def recommendations(lines: Sequence[Line]) -> list[str]:
         for name in dict.fromkeys(line.use_case for line in mine):
             texts += _choice(device, [line for line in mine if line.use_case == name and line.mode == mode])
         texts += [text for framework in FRAMEWORKS if (text := _tuning(device, framework, mine))]
-        short = [line.break_even_steps for line in mine if line.mode == mode and line.break_even_steps]
+        ahead = [line for line in mine if line.mode == mode and _kind(line) in ("JAX", "PyTorch")]
+        short = [line.break_even_steps for line in ahead if line.break_even_steps]
         if short:
             steps = f"{statistics.median(short):,.0f} steps (median; figure {TITLES['start']})"
             text = f"at {len(short)} points the faster framework starts more slowly and is ahead only after {steps}"
@@ -137,7 +138,8 @@ def _tuning(device: str, framework: str, lines: Sequence[Line]) -> str:
 
 
 def _kind(line: Line) -> str:
-    if line.verdict.endswith(FASTER):
+    """Return who is faster; undecided also if that does not survive Holm's correction."""
+    if line.marked.endswith(FASTER):
         return line.verdict.removesuffix(f" {FASTER}")
     return EQUAL if line.verdict == EQUAL else UNDECIDED
 

@@ -36,6 +36,12 @@ class Records:
     def lines(self) -> list[Line]:
         return [line for _, line in self.found]
 
+    def since(self, earlier: "Records") -> "Records":
+        """Return what is not in ``earlier``."""
+        known = {(row.run_id, row.row) for row in earlier.rows}
+        rows = [row for row in self.rows if (row.run_id, row.row) not in known]
+        return self if len(rows) == len(self.rows) else _records(self.name, self.folder, rows)
+
     def curve(self, row: Row) -> Curve:
         """Return step and loss of each timed block of ``row``; none if they were not kept."""
         return _curves(self.folder / "runs" / str(row.run_id)).get(row.row or 0, [])

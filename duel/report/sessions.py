@@ -1,22 +1,15 @@
 """The same point measured at several times, which covers what another hour would show."""
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+import functools
+from collections import Counter
+from collections.abc import Collection, Sequence
 
-from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, PRESETS, SESSION_SECONDS
-from duel.report.pairs import Outcome, Session, changes, claim, in_turn
-
-# What sessions of one point have in common besides ``pair``; if it differs, they are kept apart.
-ALIKE = (
-    "code_sha256",
-    "framework_version",
-    "python_version",
-    "packages_sha256",
-    "switches",
-    "variables",
-    "execution",
-    "device_name",
-)
+from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, PRESETS
+from duel.report.itself import ALIKE
+from duel.report.pairs import Outcome, changes, claim, in_turn, indicative, outcomes, split
+from duel.results import Results
+from duel.states import TERMINAL
+from duel.table import rows_of
 
 
 def over_sessions(found: Sequence[Outcome]) -> list[Outcome]:
@@ -72,34 +65,33 @@ def _together(same: list[Outcome], apart: list[str]) -> Outcome:
     try:
         return claim(sessions, apart)
     except ValueError as error:  # such as two sessions of two pairs each
-        return Outcome(sessions, why=str(error), apart=apart)
+        pairs = [pair for session in sessions for pair in session]
+        return Outcome(sessions, why=str(error), indicative=indicative(pairs), apart=apart)
 
 
-def split(groups: Sequence[Session]) -> list[Session]:
-    """Return the pairs of ``groups`` as sessions: groups within ``SESSION_SECONDS`` of each other on a host are one."""
-    sessions: list[Session] = []
-    for pairs in sorted(groups, key=_start):
-        for session in sessions:
-            if _follows(session, pairs):
-                session += pairs
-                break
-        else:
-            sessions.append([*pairs])
-    return sessions
+def by_run(results: Results, run_ids: Collection[str]) -> dict[str, str]:
+    """Return a line for each of ``run_ids`` with the outcome of its pair in results.csv; none while a side has not
+    ended.
 
-
-def _follows(before: Session, after: Session) -> bool:
-    """Return whether ``after`` is of the same session; this is assumed if the times cannot be read."""
-    if before[0][0].host != after[0][0].host:
-        return False
-    end = max((row.ended or row.started or "" for pair in before for row in pair), default="")
+    Raises ValueError if results.csv is damaged.
+    """
     try:
-        gap = datetime.fromisoformat(_start(after)) - datetime.fromisoformat(end)
-    except (ValueError, TypeError):
-        return True
-    return gap < timedelta(seconds=SESSION_SECONDS)
+        return _by_run(results, frozenset(run_ids), results.csv.lstat().st_mtime_ns)
+    except FileNotFoundError:
+        return {}
 
 
-def _start(pairs: Session) -> str:
-    """Return when ``pairs`` started, in UTC as rows have it: texts of one form sort by time."""
-    return min((row.started for pair in pairs for row in pair if row.started), default="")
+@functools.lru_cache(maxsize=1)  # 'status --watch' asks every second
+def _by_run(results: Results, run_ids: frozenset[str], modified: int) -> dict[str, str]:
+    points: dict[str, list[Outcome]] = {}
+    for found in outcomes(rows_of(results, run_ids)):
+        for run_id in {str(row.run_id) for pair in found.pairs for row in pair}:
+            points.setdefault(run_id, []).append(found)
+    lines = {}
+    for run_id, each in points.items():
+        if any(row.status not in TERMINAL for found in each for pair in found.pairs for row in pair):
+            continue
+        kinds = Counter(" ".join(filter(None, (found.kind, found.reach))) for found in each)
+        several = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        lines[run_id] = each[0].short if len(each) == 1 else f"{len(each)} points: {several}"
+    return lines
