@@ -91,7 +91,10 @@ def where(points: Sequence[Line]) -> str:
     """Return what was measured on, with which versions, and when."""
     if not points:
         return "Nothing is published here."
-    devices = ", ".join(sorted({f"{line.device_name} ({line.device_kind}, {line.cpus} CPUs)" for line in points}))
+    cpus: dict[str, set[str]] = {}
+    for line in points:
+        cpus.setdefault(f"{line.device_name} ({line.device_kind}", set()).add(str(line.cpus))
+    devices = ", ".join(f"{name}, {' or '.join(sorted(each))} CPUs)" for name, each in sorted(cpus.items()))
     versions = ", ".join(
         f"{name} {'/'.join(sorted({getattr(line, f'{name}_version') for line in points}))}"
         for name in ("jax", "pytorch")
