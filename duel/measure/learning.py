@@ -56,7 +56,8 @@ def open_data(m: Measurement) -> Columns:
 
 def load(m: Measurement) -> Columns:
     """Put weights and the training's first batches, which the proofs are made with, on the device."""
-    made = tuple(_batch(m.feed.batch(step)) for step in range(batches.POOL_BATCHES))
+    whole = dataclasses.replace(m.feed, rank=0, ranks=1)  # of which the twins take their parts
+    made = tuple(_batch(whole.batch(step)) for step in range(batches.POOL_BATCHES))
     return preparing.load(m, batches.Pool(made, None, str(m.row.dataset), False, batches.sha256(made)))
 
 
