@@ -55,15 +55,9 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
     pythons = {framework: getattr(target.python, framework) for framework in job.frameworks}
     for framework, python in pythons.items():
         if python is None:
-            others = [f"--framework {name}" for name in FRAMEWORKS if getattr(target.python, name) is not None]
-            valid = ", ".join(others) or "none"
-            if job.use_case == VALIDATE or job.trials:
-                valid = "a target with interpreters for both"
-            elif others and job.framework == PAIRED:
-                valid += " in place of --paired"
             raise UserError(
-                f"target {job.target!r} has no interpreter for {framework} "
-                f"(cluster.yaml: targets.{job.target}.python.{framework} is null); valid: {valid}"
+                f"target {job.target!r} has no interpreter for {framework} (cluster.yaml: "
+                f"targets.{job.target}.python.{framework} is null); valid: {_instead(job, target)}"
             )
     lead, *others = job.frameworks  # the lead's interpreter supervises, unless each side has its own start
     exports = {"WANDB_PROJECT": target.wandb.project}
@@ -193,6 +187,14 @@ def directives_of(job: Job, target: Target, root: Path) -> list[str]:
     begin = [f"--begin=now+{job.delay}"] if job.delay else []  # seconds
     changes = directives.without([*begin, *job.changes], [], target.without)
     return directives.replace([*own, *target.directives], changes)
+
+
+def _instead(job: Job, target: Target) -> str:
+    """Return what is possible where an interpreter is missing."""
+    if job.use_case == VALIDATE or job.trials:
+        return "a target with interpreters for both"
+    others = [f"--framework {name}" for name in FRAMEWORKS if getattr(target.python, name) is not None]
+    return (", ".join(others) or "none") + (" in place of --paired" if others and job.framework == PAIRED else "")
 
 
 def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list[Path]:
