@@ -187,7 +187,7 @@ def test_the_largest_batch_is_found_by_trying(main: Main, checkout: Path) -> Non
     JAX's kernels on a CPU do not say that memory ran out, so its answer is a lower bound.
     """
     (checkout / "cluster.yaml").write_text(LIMITED)
-    ran = main("fit", "--benchmark", "cifar10", "--size", "full", "--batch_sizes", "512", timeout=600)
+    ran = main("fit", "--benchmark", "cifar10", "--size", "full", "--batch_sizes", "512", timeout=1800)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     rows = rows_of(checkout)
     for framework in FRAMEWORKS:

@@ -212,7 +212,7 @@ def test_a_search_plans_one_row_a_side_and_no_pairs() -> None:
 def test_a_search_and_what_it_found_in_force(main: Main, checkout: Path) -> None:
     asked = ("--benchmark", "mnist", "--use_case", "1", "--size", "tiny", "--device", "cpu")
     # On a busy machine trials are measured again and again, for minutes.
-    said = main("tune", *asked, "--trials", "2", "--wait", timeout=900, WANDB_MODE="disabled")
+    said = main("tune", *asked, "--trials", "2", "--wait", timeout=1800, WANDB_MODE="disabled")
     assert said.returncode == 0, said.stdout + said.stderr
     (file,) = (checkout / "results" / "tuned").glob("*.json")
     stored = tuned.read(file)
