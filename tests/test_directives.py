@@ -145,6 +145,8 @@ def test_this_site_s_own_sbatch_is_asked_for_options_that_duel_does_not_know(
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert directives.warnings(["--container-image=a"]) == []
+    assert directives.warnings(["--requeue"], continues=True) == [], "as Duel itself sets for a training"
+    assert len(directives.warnings(["--requeue"])) == 1
     (remark,) = directives.warnings(["--container-imag=a"])
     assert "(did you mean --container-image?)" in remark
 

@@ -10,13 +10,14 @@ from conftest import ROOT
 from golden import regenerate
 from test_comparability import alike, judged
 from test_pairs import sides
+from test_report import point
 
 from duel import certificate, table
 from duel.catalogue import BENCHMARKS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
-from duel.report import markdown, points, published
+from duel.report import appendix, figure_data, markdown, points, prose, published
 from duel.report.figure_data import label
 from duel.report.pairs import outcomes
 from duel.report.sessions import over_sessions
@@ -249,3 +250,21 @@ def test_a_set_with_too_few_pairs_for_an_interval_is_named_and_not_drawn(results
     assert "ratios.svg" not in text
     published.draw(results.folder / "published" / "cpu")
     assert not (results.folder / "published" / "cpu" / "ratios.svg").exists()
+
+
+def test_a_verdict_that_does_not_survive_the_correction_is_no_lead() -> None:
+    (line,) = points.lines(over_sessions(outcomes(judged(point(1.5)))))
+    starred = dataclasses.replace(line, p_holm=0.2)
+    assert (prose._kind(line), prose._kind(starred)) == ("JAX", "undecided")
+
+
+def test_a_row_on_four_devices_takes_four_device_hours() -> None:
+    row = Row(run_id="r", row=0, started="2026-11-22T00:00:00Z", ended="2026-11-22T00:30:00Z", device_count=4)
+    assert appendix._hours(row) == pytest.approx(2.0)
+
+
+def test_the_roof_is_the_higher_one_that_either_side_measured() -> None:
+    rows = [row.replace(matmul_flops_per_second=1e12 if row.framework == "jax" else 3e12) for row in point(1.5)]
+    (outcome,) = over_sessions(outcomes(judged(rows)))
+    found = list(figure_data._roofline(outcome, points.lines([outcome])[0]))
+    assert {one["product_flops_per_second"] for one in found} == {3e12}

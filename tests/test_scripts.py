@@ -14,7 +14,7 @@ from golden import regenerate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, PAIRED, PRECISIONS, PRESETS, USE_CASES
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, PAIRED, PRECISIONS, PRESETS, USE_CASES, VALIDATE
 from duel.errors import UserError
 from duel.job import EDITED, RENDERED, Job, script_state
 from duel.launch import cluster, script
@@ -163,6 +163,9 @@ def test_a_target_without_the_interpreter_says_so(scheduler: str) -> None:
     assert script.render(make_job("jax", "tpu"), target, CHECKOUT)
     with pytest.raises(UserError, match=r"'tpu' has no interpreter for pytorch \(cluster\.yaml: targets\.tpu\.python"):
         script.render(make_job("pytorch", "tpu"), target, CHECKOUT)
+    proof = dataclasses.replace(make_job("pytorch", "tpu"), use_case=VALIDATE)
+    with pytest.raises(UserError, match="valid: a target with interpreters for both"):
+        script.render(proof, target, CHECKOUT)
 
 
 # What the script itself says when it cannot run the job.
