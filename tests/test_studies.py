@@ -45,10 +45,11 @@ def job(**change: Any) -> Job:
     return dataclasses.replace(Job(PAIRED, "mnist", 1, "standard", "fp32", None, "local"), **change)
 
 
-def rows(sessions: int, ratio: float = 1.5, **change: Any) -> list[Row]:
+def rows(sessions: int, ratio: float = 1.5, pairs: int = 4, **change: Any) -> list[Row]:
     code = certificate.code_sha256("mnist", "full")
     names = {"code_sha256": code, "preset": "standard", "precision": "fp32", "size": "full", "benchmark": "mnist"}
-    return judged(planted(ratio, sessions, 4, **names | {"use_case": 1, "product": None, "batch_size": 64} | change))
+    names |= {"use_case": 1, "product": None, "batch_size": 64}
+    return judged(planted(ratio, sessions, pairs, **names | change))
 
 
 def publish(results: Results, measured: list[Row]) -> None:
@@ -136,6 +137,15 @@ def test_sessions_that_are_left_stay_apart_however_long_ago_the_first_was(result
     publish(results, recent)
     delays = [one.point.delay for one in study.progress(mine, results)[1:]]
     assert delays == [pytest.approx(5400 + 7200 * number, abs=60) for number in range(3)]
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_sessions_too_few_for_an_interval_are_still_counted(results: Results, pairs: int) -> None:
+    mine = loaded(results, SMALL.replace("sessions: 2", "sessions: 4"))
+    for measured in range(1, 5):
+        publish(results, rows(measured, pairs=pairs))
+        states = [one.state for one in study.progress(mine, results)]
+        assert states == [DONE] * measured + [MISSING] * (4 - measured)
 
 
 def test_sessions_that_died_are_sent_again_apart(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:

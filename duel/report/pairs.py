@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from duel.catalogue import CLAIM_PAIRS, FIT, PRESETS, SESSION_SECONDS, USE_CASES
+from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, FIT, PRESETS, SESSION_SECONDS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
 from duel.record import Row
 from duel.report import ratios
@@ -222,18 +222,7 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
     parts = _parts(pairs)
     if changed := [name for part in parts for name in changes(part, UNCHANGED)]:
         return Outcome([pairs], why=f"{COMPARABLE}, but repeats differ: {', '.join(changed)}")
-    if len(pairs) < CLAIM_PAIRS:
-        preset = PRESETS.get(str(pairs[0][0].preset))
-        more = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
-        alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
-        count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
-        why = f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
-        return Outcome(parts, why=why, indicative=indicative(pairs))
-    sessions = split(parts)
-    try:
-        return claim(sessions)
-    except ValueError as error:  # such as two parts of two pairs each
-        return Outcome(sessions, why=str(error), indicative=indicative(pairs))
+    return claim(split(parts))
 
 
 def _parts(pairs: Session) -> list[Session]:
@@ -245,10 +234,25 @@ def _parts(pairs: Session) -> list[Session]:
 
 
 def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
-    """Return the outcome of ``sessions`` whose comparable pairs are enough for a claim."""
-    found = ratios.ratio([_in_order(session) for session in sessions])
+    """Return the outcome of ``sessions`` of comparable pairs: an indicative one if they are too few, which it says."""
+    pairs = [pair for session in sessions for pair in session]
+    mean = math.exp(statistics.fmean(logs(pairs)))
+    if len(sessions) < CLAIM_SESSIONS and len(pairs) < CLAIM_PAIRS:
+        return Outcome(sessions, why=_too_few(pairs), indicative=mean, apart=list(apart))
+    try:
+        found = ratios.ratio([_in_order(session) for session in sessions])
+    except ValueError as error:  # such as two sessions of two pairs each
+        return Outcome(sessions, why=str(error), indicative=mean, apart=list(apart))
     far = [name for session in sessions for name in _far(session)]
     return Outcome(sessions, found, noise_floor(sessions), far=far, apart=list(apart))
+
+
+def _too_few(pairs: Session) -> str:
+    preset = PRESETS.get(str(pairs[0][0].preset))
+    more = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
+    alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
+    count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
+    return f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
 
 
 def _in_order(session: Session) -> list[Pair]:
@@ -271,11 +275,6 @@ def _incomplete(pairs: Session, there: set[int]) -> str:
 def _barred(row: Row) -> str:
     """Return why a pair is barred; one that was skipped on both sides is not judged."""
     return str(row.comparable) if row.comparable else f"{row.status} on both sides: {row.cause}"
-
-
-def indicative(pairs: Session) -> float:
-    """Return the mean ratio of ``pairs`` that allow no interval."""
-    return math.exp(statistics.fmean(logs(pairs)))
 
 
 def logs(pairs: Session) -> list[float]:

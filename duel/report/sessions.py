@@ -4,9 +4,9 @@ import functools
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, PRESETS
+from duel.catalogue import CLAIM_PAIRS, PRESETS
 from duel.report.itself import ALIKE
-from duel.report.pairs import Outcome, changes, claim, in_turn, indicative, outcomes, split
+from duel.report.pairs import Outcome, changes, claim, in_turn, outcomes, split
 from duel.results import Results
 from duel.states import TERMINAL
 from duel.table import rows_of
@@ -44,7 +44,7 @@ def _merged(same: list[Outcome]) -> list[Outcome]:
     for mine in alike.values():
         others = [outcome for each in alike.values() if each is not mine for outcome in each]
         apart = left_out + [f"{other.row.run_id}: other {_difference(mine[0], other)}" for other in others]
-        merged.append(_together(mine, apart))
+        merged.append(claim(split([session for outcome in mine for session in outcome.sessions]), apart))
     return merged
 
 
@@ -55,18 +55,6 @@ def _what(outcome: Outcome) -> object:
 def _difference(one: Outcome, other: Outcome) -> str:
     """Return the names of the columns that differ, for both sides."""
     return ", ".join(changes([one.pairs[0], other.pairs[0]], ALIKE))
-
-
-def _together(same: list[Outcome], apart: list[str]) -> Outcome:
-    sessions = split([part for outcome in same for part in outcome.sessions])
-    if len(sessions) < CLAIM_SESSIONS and sum(map(len, sessions)) < CLAIM_PAIRS:
-        last = same[-1]
-        return Outcome([last.pairs], why=last.why, indicative=last.indicative, apart=apart)
-    try:
-        return claim(sessions, apart)
-    except ValueError as error:  # such as two sessions of two pairs each
-        pairs = [pair for session in sessions for pair in session]
-        return Outcome(sessions, why=str(error), indicative=indicative(pairs), apart=apart)
 
 
 def by_run(results: Results, run_ids: Collection[str]) -> dict[str, str]:
