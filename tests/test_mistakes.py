@@ -267,9 +267,5 @@ def test_without_a_mistake_nothing_bars_the_pair(tmp_path: Path, pair: str) -> N
     assert row.proof_seconds
 
 
-def test_there_are_forty_mistakes_and_the_documentation_lists_them() -> None:
-    assert len(PLANTED) >= 40
-    page = (ROOT / "docs" / "models.md").read_text()
-    table = page.partition("| measured | planted |\n|---|---|\n")[2].partition("\n\n")[0]
-    listed = {name.strip() for line in table.splitlines() for name in line.split("|")[2].split(";")}
-    assert listed == {mistake.name for mistake in PLANTED}
+def test_there_are_forty_mistakes() -> None:
+    assert len({mistake.name for mistake in PLANTED}) >= 40
