@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 from duel.errors import UserError
-from duel.switches import AS_PASSED, OFF, ON, SWITCHES, applicable, default_value
+from duel.switches import AS_PASSED, OFF, ON, SWITCHES, Switch, applicable, default_value
 
 HALF = ("bf16", "fp16")
 
@@ -104,7 +104,7 @@ def _named(name: str) -> dict[str, str]:
     return {name: ON} if name in (COMPILE, OPACUS) else {}
 
 
-def _asked(mode: str) -> tuple[str, dict[str, str]]:
+def asked_for(mode: str) -> tuple[str, dict[str, str]]:
     """Return the mode's name, and the switches that it sets by name."""
     name, steps = _split(mode)
     return name, _named(name) | {switch: value for _, switch, value in steps}
@@ -114,7 +114,7 @@ def refuse(mode: str, benchmark: str, use_case: int) -> None:
     """Raise UserError if ``mode`` sets a switch, or gives it a value, that neither framework has for this use case."""
     module, what = USE_CASES[use_case].module, f"{USE_CASES[use_case].name} of {benchmark}"
     there = [switch for switch in SWITCHES if module in switch.modules and switch.suits(BENCHMARKS[benchmark])]
-    for name, value in _asked(mode)[1].items():
+    for name, value in asked_for(mode)[1].items():
         mine = [switch for switch in there if switch.name == name]  # of each framework and kind of device
         if not mine:
             valid = ", ".join(dict.fromkeys(switch.name for switch in there))
@@ -133,10 +133,11 @@ def settings(
     ``rung`` is how far down the ladder of ``RUNGS`` crashes have led.
     """
     here = applicable(framework, benchmark, use_case, device_kind)
-    name, asked = _asked(mode)
+    name, asked = asked_for(mode)
     tuned = dict(_TUNED.get((framework, device_kind), {}))
+    half = rung_precision(rung, precision) in HALF
     if device_kind == "gpu":  # 16 bits: cuDNN's kernel on both sides, which takes no others; else the plain one on both
-        tuned["attention"] = "cudnn" if precision in HALF else "math"
+        tuned["attention"] = "cudnn" if half else "math"
     values = {switch.name: switch.values[0] for switch in here.values()}
     values |= {switch: value for switch, value in tuned.items() if name == TUNED and switch in here}
     for switch, value in asked.items():
@@ -153,6 +154,17 @@ def settings(
         values[switch] = value
     if rung:
         values |= {switch: value for switch, value in RUNGS[rung - 1].items() if switch in here}
+    if device_kind == "gpu" and not half and values.get("attention") in ("cudnn", "flash"):
+        raise UserError(
+            f"--mode {mode}: attention {values['attention']} takes 16 bits only; valid: --precision {' or '.join(HALF)}"
+        )
+    _refuse_combinations(mode, values, here)
+    return values
+
+
+def _refuse_combinations(mode: str, values: Mapping[str, str], here: Mapping[str, Switch]) -> None:
+    """Raise UserError if switches need or exclude others that are not set so."""
+    asked = asked_for(mode)[1]
     for one in here.values():
         if values[one.name] == ON and one.needs and values.get(one.needs) != ON:
             valid = f"{mode}+{one.needs}" if one.name in asked else f"{mode}-{one.name}"
@@ -160,7 +172,6 @@ def settings(
         if values[one.name] == ON and one.excludes and values.get(one.excludes) == ON:
             valid = "one of them" if one.excludes in asked else f"{mode}-{one.excludes}"
             raise UserError(f"--mode {mode}: switches {one.name} and {one.excludes} cannot be combined; valid: {valid}")
-    return values
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ def test_a_gpu_before_ampere_lacks_two_policies() -> None:
     assert {policy for policy, why in lacks.items() if why} == {"tf32", "bf16"}
     assert lacks["bf16"] == "bf16 needs compute capability 8.0 or higher; this is a NVIDIA T4 (7.5)"
     assert not any(preparing._lacks(ampere, policy) for policy in PRECISIONS)
+    instinct = Device("gpu", "AMD Instinct MI300X", 1, compute_capability="gfx942")
+    assert not any(preparing._lacks(instinct, policy) for policy in PRECISIONS)
 
 
 def test_the_exact_products_are_exact() -> None:

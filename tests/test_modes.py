@@ -106,6 +106,11 @@ def test_a_switch_that_a_side_lacks_leaves_it_as_it_is() -> None:
             "flash is not a value of attention in jax",
         ),
         ("default+attention=cudnn", {"benchmark": "gpt2"}, "on a cpu; valid: framework, math, flash"),
+        (
+            "default+attention=cudnn",
+            {"benchmark": "gpt2", "kind": "gpu"},
+            "attention cudnn takes 16 bits only; valid: --precision bf16 or fp16",
+        ),
     ],
 )
 def test_what_does_not_apply_or_go_together_is_refused(mode: str, more: dict[str, Any], words: str) -> None:

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -70,8 +71,8 @@ def _lacks(device: Device, policy: str) -> str:
     kinds = PRECISIONS[policy].device_kinds
     if device.kind not in kinds:
         return f"{policy} is supported on {', '.join(kinds)} only; this is a {device.kind}"
-    capability = float(device.compute_capability or AMPERE)
-    if capability < AMPERE and policy in ("tf32", "bf16"):
+    capability = device.compute_capability or ""  # of an AMD GPU it is a name, such as gfx942
+    if policy in ("tf32", "bf16") and re.fullmatch(r"\d+\.\d+", capability) and float(capability) < AMPERE:
         return f"{policy} needs compute capability {AMPERE} or higher; this is a {device.name} ({capability})"
     return ""
 

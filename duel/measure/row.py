@@ -181,5 +181,5 @@ def describe(error: Exception) -> str:
 
 def kind_of(error: str) -> str:
     """Return the kind of an error. Frameworks have many classes for running out of memory, so its text decides."""
-    exhausted = ("out of memory", "resource_exhausted", "can't allocate memory", "cannot allocate memory")
+    exhausted = ("out of memory", "resource_exhausted", "alloc_failed", "n't allocate memory", "not allocate memory")
     return "out of memory" if any(text in error.lower() for text in exhausted) else "code"
