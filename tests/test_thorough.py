@@ -5,6 +5,7 @@ import json
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, Main
@@ -13,15 +14,17 @@ from duel.catalogue import FRAMEWORKS, PAIRED
 from duel.errors import UserError
 from duel.files import utc
 from duel.job import Job
-from duel.launch import cluster, thorough
-from duel.launch.schema import Target
-from duel.launch.thorough import BROKEN, LIMITED, WORKS, Finding, Report
+from duel.launch import cluster, doctor, manage, submit, thorough
+from duel.launch.schema import Cluster, Target
+from duel.launch.thorough import ABSENT, BROKEN, LIMITED, WORKS, Finding, Report, Say, Trial
 from duel.modes import settings
 from duel.record import Row
-from duel.results import Results
-from duel.states import FINISHED
+from duel.results import Results, Run
+from duel.states import FAILED, FINISHED
+from duel.status import LaunchRecord, this_process
 
-H100 = cluster.load(ROOT / "cluster.yaml").targets["h100"].model_copy(update={"devices_per_node": [1, 4]})
+CLUSTER = cluster.load(ROOT / "cluster.yaml")
+H100 = CLUSTER.targets["h100"].model_copy(update={"devices_per_node": [1, 4]})
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu", "mps"])
@@ -70,6 +73,7 @@ def test_this_machine_is_checked_and_a_planted_fault_is_named(main: Main, checko
     report = thorough.known(Results(checkout / "results"), "local")
     assert report is not None
     works = {(one.framework, one.what) for one in report.findings if one.outcome == WORKS}
+    assert {(framework, "pair of mnist") for framework in FRAMEWORKS} <= works
     assert {(framework, "precision bf16") for framework in FRAMEWORKS} <= works
     assert {(framework, "two devices") for framework in FRAMEWORKS} <= works
     assert ("pytorch", "switch compile on") in works
@@ -82,6 +86,101 @@ def test_this_machine_is_checked_and_a_planted_fault_is_named(main: Main, checko
     assert "is broken" not in again.stdout, "a rendered script is no submission"
 
 
+class Jobs:
+    """Stands in for what starts jobs and waits for them: each row of each ends as ``rows`` has it, by what it tries."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rows: dict[str, list[dict[str, Any]]]) -> None:
+        self.rows, self.started, self.refused = rows, 0, ""
+        monkeypatch.setattr(submit, "launch", self.launch)
+        monkeypatch.setattr(manage, "wait", lambda runs, results: True)
+
+    def launch(self, jobs: list[Job], described: Cluster, results: Results, say: Say) -> list[Run]:
+        if any(self.refused and self.refused in job.mode for job in jobs):
+            raise UserError(f"no {self.refused} here")
+        runs = []
+        for job in jobs:
+            self.started += 1
+            run = results.run(f"{job.framework}_{self.started}")
+            planned = job.rows()
+            run.create(
+                planned, owner=this_process(), target="local", script="", launch=LaunchRecord(job=job, pair=run.id)
+            )
+            ends = next((self.rows[key] for key in self.rows if key in f"{job.mode} {job.precision}"), [{}])
+            for number, end in enumerate(ends * len(planned) if len(ends) == 1 else ends):
+                row = planned[min(number, len(planned) - 1)]
+                row = row.replace(run_id=run.id, row=number, **{"status": FINISHED, "device_kind": "cpu"} | end)
+                run.write_row(row)
+            runs.append(run)
+        return runs
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four trials instead of all."""
+    job = Job("jax", "bert", 1, "smoke", "fp32", None, "local", size="tiny")
+    other = dataclasses.replace(job, framework="pytorch", benchmark="mnist", use_case=3)
+    tried = [
+        Trial("precision bf16", dataclasses.replace(job, precision="bf16")),
+        Trial("switch donation off", dataclasses.replace(job, mode="default-donation")),
+        Trial("switch opacus on", dataclasses.replace(other, mode="default+opacus")),
+    ]
+    monkeypatch.setattr(thorough, "trials", lambda name, target: tried)
+
+
+@pytest.mark.usefixtures("few")
+def test_each_trial_is_judged_by_its_last_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crashed = {"status": FAILED, "cause": "CUDA_ERROR_ILLEGAL_ADDRESS"}
+    absent = {"status": FAILED, "cause": "--mode opacus: the library is not installed here; 'make opacus' does it"}
+    Jobs(monkeypatch, {"bf16": [crashed, {"rung": 1}], "opacus": [absent]})
+    results = Results(tmp_path / "results")
+    assert thorough.check(CLUSTER, "local", results, lambda text: None) == 0
+    report = thorough.known(results, "local")
+    assert report is not None
+    found = {one.what: (one.outcome, one.why) for one in report.findings}
+    assert found["precision bf16"] == (LIMITED, "XLA's autotuner crashed: it works on rung 1")
+    assert found["switch opacus on"][0] == ABSENT
+    assert found["switch donation off"][0] == WORKS
+
+
+@pytest.mark.usefixtures("few")
+def test_a_refused_trial_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs(monkeypatch, {})
+    jobs.refused = "donation"
+    monkeypatch.setattr(thorough, "_refusal", lambda job, *_: "no donation here" if "donation" in job.mode else "")
+    results = Results(tmp_path / "results")
+    assert thorough.check(CLUSTER, "local", results, lambda text: None) == 0
+    report = thorough.known(results, "local")
+    assert report is not None
+    assert [one.why for one in report.findings if one.outcome == ABSENT] == ["refused: no donation here"]
+    assert jobs.started == 2
+
+
+@pytest.mark.usefixtures("few")
+def test_a_check_goes_on_where_its_terminal_was_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs, results, said = Jobs(monkeypatch, {}), Results(tmp_path / "results"), list[str]()
+
+    def closed(runs: list[Run], results: Results) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(manage, "wait", closed)
+    with pytest.raises(KeyboardInterrupt):
+        thorough.check(CLUSTER, "local", results, said.append)
+    assert thorough.known(results, "local") is None
+    monkeypatch.setattr(manage, "wait", lambda runs, results: True)
+    assert thorough.check(CLUSTER, "local", results, said.append) == 0
+    assert jobs.started == 3
+    assert "following the check that was begun before" in "\n".join(said)
+    assert thorough.check(CLUSTER, "local", results, said.append) == 0
+    assert jobs.started == 6, "the first one was followed to its end"
+
+
+def test_the_short_check_also_goes_by_the_last_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Jobs(monkeypatch, {"fp32": [{"status": FAILED, "cause": "CUDA_ERROR_ILLEGAL_ADDRESS"}, {}]})
+    said: list[str] = []
+    assert doctor.prove(CLUSTER, "local", Results(tmp_path / "results"), said.append) == 0
+    assert not any("ILLEGAL_ADDRESS" in text for text in said)
+
+
 def kept(results: Results, *findings: Finding, checked: str = "2099-01-01T00:00:00Z") -> None:
     path = thorough.file(results, "local")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +188,7 @@ def kept(results: Results, *findings: Finding, checked: str = "2099-01-01T00:00:
     path.write_text(json.dumps(dataclasses.asdict(report)))
 
 
-LOCAL: Target = cluster.load(ROOT / "cluster.yaml").targets["local"]
+LOCAL: Target = CLUSTER.targets["local"]
 JOB = Job("jax", "mnist", 1, "standard", "bf16", None, "local", mode="default-donation")
 
 
@@ -102,9 +201,17 @@ def test_what_is_broken_is_told_before_it_is_used(tmp_path: Path) -> None:
         Finding("precision bf16", "pytorch", BROKEN, "not this side"),
         Finding("switch donation off", "jax", BROKEN, "crashes"),
         Finding("precision fp16", "jax", BROKEN, "not asked for"),
+        Finding("switch donation on", "jax", BROKEN, "another value"),
+        Finding("profiler", "jax", BROKEN, "no rights"),
+        Finding("two devices", "jax", BROKEN, "no NCCL"),
+        Finding("pair of mnist", "jax", BROKEN, "not the same"),
     )
     said = thorough.remarks(JOB, LOCAL, results)
     assert len(said) == 2
+    more = dataclasses.replace(JOB, framework=PAIRED, use_case=2, profile=True)
+    assert {text.partition(" is broken")[0] for text in thorough.remarks(more, LOCAL, results)} > {
+        *("profiler", "two devices", "pair of mnist")
+    }
     assert "precision bf16 is broken on local for jax: no such unit" in said[0]
     assert "switch donation off is broken" in said[1]
 
@@ -125,3 +232,4 @@ def test_a_damaged_report_is_told(tmp_path: Path) -> None:
     thorough.file(results, "local").write_text("{")
     (said,) = thorough.remarks(JOB, LOCAL, results)
     assert "makes a new one" in said
+    assert "makes a new one" in thorough.outdated(Row(run_id="r", target="local", driver="590.2"), results)

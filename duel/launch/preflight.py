@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from duel import ROOT
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import directives, fit, nodes, queue, refusal
+from duel.launch import directives, nodes, queue, refusal
 from duel.launch.environment import environment, remarks
 from duel.launch.schema import Cluster, Target
 from duel.terminal import Table
@@ -94,9 +93,6 @@ def plan(launches: "list[Launch]", cluster: Cluster) -> Table:
             silence = known[asked].silence
         lines.append((f"{launch.job.stem}.sh", known[asked].asks, known[asked].start))
     texts = [text for asked in known.values() for text in asked.warnings]
-    for launch in launches:
-        if launch.target.chip:
-            texts += fit.remarks(launch.job, launch.target.chip, ROOT / "results")
     warnings = dict.fromkeys(f"warning: {text}" for text in texts)
     return Table(["script", "requests", "would start"], lines, list(warnings))
 

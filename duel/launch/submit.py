@@ -17,7 +17,7 @@ from duel.catalogue import PAIRED
 from duel.errors import UserError
 from duel.files import stamp
 from duel.job import Job
-from duel.launch import builds, directives, script, state
+from duel.launch import builds, directives, fit, script, state
 from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
 from duel.states import TERMINAL
@@ -76,6 +76,14 @@ def plan(jobs: list[Job], target: Target, after: list[Before] | None = None) -> 
     return found
 
 
+class RefusedError(UserError):
+    """Slurm refused some of ``runs``; the others were submitted."""
+
+    def __init__(self, text: str, runs: list[Run]) -> None:
+        super().__init__(text)
+        self.runs = runs
+
+
 class Scheduler(Protocol):
     """What starts scripts: this machine, or Slurm."""
 
@@ -105,8 +113,8 @@ def launch(
 ) -> list[Run]:
     """Start ``jobs``, which are all for one target; returns their runs. ``after`` is as in ``plan``.
 
-    Raises UserError, before anything is written, for anything that would keep a job from running; and with sbatch's
-    message for each script that it refused, once the others are on their way.
+    Raises UserError, before anything is written, for anything that would keep a job from running; and RefusedError with
+    sbatch's message for each script that it refused, once the others are on their way.
     """
     name, target = cluster.target(jobs[0].target)
     launches = plan(jobs, target, after)
@@ -135,17 +143,19 @@ def launch(
     if target.scheduler == "slurm":
         sender.follow_up(target, runs, results, say)
     if refused := [f"Slurm refused {run.id}: {why}" for run in runs if (why := run.launch().refused)]:
-        raise UserError("\n".join(refused))
+        raise RefusedError("\n".join(refused), runs)
     return runs
 
 
 def _known_of(job: Job, target: Target, results: Results) -> list[str]:
-    """Return what the last thorough check of the job's target says against it."""
+    """Return what speaks against the job: programs that were compiled ahead, and the target's last thorough check."""
+    chip = target.for_job(job).chip
+    found = fit.remarks(job, chip, results.folder) if chip and "jax" in job.frameworks else []
     if not (results.folder / "doctor").is_dir():
-        return []
+        return found
     from duel.launch import thorough
 
-    return thorough.remarks(job, target, results)
+    return found + thorough.remarks(job, target, results)
 
 
 def _kept_back(launches: list[Launch]) -> list[str]:

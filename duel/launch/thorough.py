@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from duel import ROOT, files, profile
+from duel import ROOT, files, modes, profile
 from duel.catalogue import (
     BENCHMARKS,
     FRAMEWORK_DEFAULT,
     FRAMEWORKS,
+    MANY,
     PAIRED,
     PER_SAMPLE,
     PRECISIONS,
@@ -25,17 +26,21 @@ from duel.catalogue import (
     TRAIN_MANY,
     USE_CASES,
 )
+from duel.comparability import judged
 from duel.errors import UserError
 from duel.files import Damaged, utc, write_atomically
 from duel.job import Job
-from duel.launch import manage, submit
+from duel.launch import manage, preflight, submit
 from duel.launch.schema import Cluster, Target
 from duel.modes import DEFAULT
 from duel.record import Row
 from duel.results import Results, Run
 from duel.states import FINISHED, SKIPPED
 from duel.switches import AS_PASSED, SWITCHES
+from duel.table import evidence
+from duel.tries import counted
 
+NOT_INSTALLED = "the library is not installed"  # Opacus, which no environment must have
 WORKS, LIMITED, BROKEN, ABSENT = "works", "works with a limit", "BROKEN", "not there"
 TIME = "--time=00:05:00"
 PAIRS = ("mnist", "resnet50", "bert", "gcn")
@@ -91,7 +96,9 @@ def trials(name: str, target: Target) -> list[Trial]:
             if policy.name != FRAMEWORK_DEFAULT and (kind is None or kind in policy.device_kinds):
                 found.append(Trial(f"precision {policy.name}", job(framework, "cifar10_resnet18", TRAIN, policy.name)))
         for what, mode, benchmark, use_case in _switches(framework, kind):
-            found.append(Trial(what, job(framework, benchmark, use_case, mode=mode, products=_products(use_case))))
+            precision = "bf16" if what.startswith("switch attention") else "fp32"  # several kernels take 16 bits only
+            products = ("clipped_sum",) if use_case == PER_SAMPLE else ()
+            found.append(Trial(what, job(framework, benchmark, use_case, precision, mode=mode, products=products)))
         if target.nodes * target.devices_per_node[-1] > 1:
             nodes = 1 if target.devices_per_node[-1] > 1 else 2
             two = job(framework, "mnist", TRAIN_MANY, nodes=nodes, devices_per_node=2 // nodes)
@@ -100,10 +107,6 @@ def trials(name: str, target: Target) -> list[Trial]:
     if len(sides) == len(FRAMEWORKS):
         found += [Trial(f"pair of {benchmark}", job(PAIRED, benchmark, TRAIN)) for benchmark in PAIRS]
     return found
-
-
-def _products(use_case: int) -> tuple[str, ...]:
-    return ("clipped_sum",) if use_case == PER_SAMPLE else ()
 
 
 def _switches(framework: str, kind: str | None) -> list[tuple[str, str, str, int]]:
@@ -125,30 +128,82 @@ def _switches(framework: str, kind: str | None) -> list[tuple[str, str, str, int
 
 
 def check(cluster: Cluster, name: str | None, results: Results, say: Say) -> int:
-    """Try everything on a target, print what works and keep it. Returns 1 if something is broken."""
+    """Try everything on a target, print what works and keep it. Returns 1 if something is broken.
+
+    A check whose terminal was closed is taken up where it is: its jobs go on without one.
+    """
     name, target = cluster.target(name)
-    planned = trials(name, target)
-    say(f"{len(planned)} small jobs on {name}; each is on its own, whatever happens to the others")
-    runs = submit.launch([trial.job for trial in planned], cluster, results, say)
-    manage.wait(runs, results)
-    found = [finding for trial, run in zip(planned, runs, strict=True) for finding in _judged(trial, run)]
-    report = Report(name, utc(), *_environment(runs), found)
     path = file(results, name)
     path.parent.mkdir(parents=True, exist_ok=True)
+    begun = path.with_suffix(".runs")
+    planned = {trial.job: trial for trial in trials(name, target)}
+    runs, found = _begun(begun, results), list[Finding]()
+    if runs:
+        say(f"following the check that was begun before; to begin another, remove {begun}")
+    else:
+        say(f"{len(planned)} small jobs on {name}; each is on its own, whatever happens to the others")
+        runs, found = _started(list(planned.values()), cluster, target, results, say)
+        write_atomically(begun, "\n".join(run.id for run in runs) + "\n")
+    manage.wait(runs, results)
+    of_runs = [(planned.get(job), run) for run in runs if (job := run.launch().job)]
+    found += [finding for trial, run in of_runs if trial for finding in _judged(trial, run, results)]
+    report = Report(name, utc(), *_environment(runs), found)
     write_atomically(path, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     bundle = _bundle(path, runs)
+    begun.unlink()
     for line in _lines(report):
         say(line)
     say(f"kept in {path.relative_to(results.folder.parent)}; all evidence to send in: {bundle.name} beside it")
     return 1 if any(one.outcome == BROKEN for one in found) else 0
 
 
-def _judged(trial: Trial, run: Run) -> list[Finding]:
+def _begun(path: Path, results: Results) -> list[Run]:
+    """Return the runs of a check that was not followed to its end; none if some of them are gone."""
+    runs = [results.run(line) for line in path.read_text().split()] if path.exists() else []
+    return runs if all(run.folder.exists() for run in runs) else []
+
+
+def _started(
+    planned: list[Trial], cluster: Cluster, target: Target, results: Results, say: Say
+) -> tuple[list[Run], list[Finding]]:
+    """Start each trial that the target takes; return their runs, and what is found by what it refuses."""
+    jobs = [trial.job for trial in planned]
+    try:
+        return submit.launch(jobs, cluster, results, say), []
+    except submit.RefusedError as error:  # by Slurm, when the others were on their way
+        return error.runs, []
+    except UserError:
+        refused = {job: why for job in jobs if (why := _refusal(job, cluster, target))}
+        if len(refused) in (0, len(jobs)):
+            raise
+    found = [
+        Finding(trial.what, framework, ABSENT, f"refused: {refused[trial.job]}")
+        for trial in planned
+        if trial.job in refused
+        for framework in trial.job.frameworks
+    ]
+    more, _ = _started([trial for trial in planned if trial.job not in refused], cluster, target, results, say)
+    return more, found
+
+
+def _refusal(job: Job, cluster: Cluster, target: Target) -> str:
+    """Return why the target, or Slurm, would refuse a job; empty if neither does."""
+    try:
+        launches = submit.plan([job], target)
+        submit.check(launches)
+        if target.scheduler == "slurm":
+            preflight.plan(launches, cluster)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _judged(trial: Trial, run: Run, results: Results) -> list[Finding]:
     """Return what became of a trial's rows, and of the probes around the first that finished."""
     found = []
-    for row in run.rows():
+    for row in counted(judged(run.rows(), lambda one: evidence(one, results))):
         framework = str(row.framework)
-        if row.status == SKIPPED:
+        if row.status == SKIPPED or NOT_INSTALLED in str(row.cause):
             found.append(Finding(trial.what, framework, ABSENT, str(row.cause), run.id))
         elif row.status != FINISHED:
             found.append(Finding(trial.what, framework, BROKEN, row.cause or str(row.status), run.id))
@@ -159,6 +214,8 @@ def _judged(trial: Trial, run: Run) -> list[Finding]:
 
 
 def _limit(trial: Trial, row: Row, run: Run) -> tuple[str, str]:
+    if row.rung:
+        return LIMITED, f"XLA's autotuner crashed: it works on rung {row.rung}"
     if trial.job.profile:
         made = profile.read(run.folder, row.row or 0)
         if made is None or made.why:
@@ -230,11 +287,15 @@ def remarks(job: Job, target: Target, results: Results) -> list[str]:
         return [str(error)]
     if report is None:
         return []
-    wanted = {f"precision {job.precision}", *(f"switch {name}" for name in re.findall(r"[+-](\w+)", job.mode))}
+    _, turned = modes.asked_for(job.mode)
+    wanted = {f"precision {job.precision}", *(f"switch {name} {value}" for name, value in turned.items())}
+    wanted |= {"profiler"} if job.profile else set()
+    wanted |= {"two devices"} if job.use_case in MANY else set()
+    wanted |= {f"pair of {job.benchmark}"} if job.framework == PAIRED else set()
     found = [
         f"{one.what} is broken on {job.target} for {one.framework}: {one.why} (doctor --thorough, {report.checked})"
         for one in report.findings
-        if one.outcome == BROKEN and one.framework in job.frameworks and _names(one.what) & wanted
+        if one.outcome == BROKEN and one.framework in job.frameworks and one.what in wanted
     ]
     if changed := [name for name in job.frameworks if _installed(getattr(target.python, name)) > report.checked]:
         sides = " and ".join(changed)
@@ -250,11 +311,10 @@ def _installed(python: str | None) -> str:
 
 def outdated(row: Row, results: Results) -> str:
     """Return that the thorough check of a row's target is of another driver; empty if not, or without one."""
-    report = known(results, str(row.target))
+    try:
+        report = known(results, str(row.target))
+    except UserError as error:
+        return str(error)
     if report is None or not row.driver or row.driver == report.driver:
         return ""
     return f"the thorough check is of driver {report.driver or 'none'}, now it is {row.driver}: check it again"
-
-
-def _names(what: str) -> set[str]:
-    return {what, " ".join(what.split()[:2])}
