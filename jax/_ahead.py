@@ -30,6 +30,7 @@ from duel.chips import CHIPS
 from duel.measure import parameters
 from duel.measure.device import Device, Setting, World
 from duel.measure.growing import repeated
+from duel.measure.preparing import fitting
 
 NO_ROOM = ("ran out of memory", "resource_exhausted", "exceeded hbm capacity", "exceeds available memory")
 
@@ -54,23 +55,19 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
     device = Device("tpu", there[0].device_kind, len(there), memory_bytes=chip.memory_bytes)
     world = World(0, len(there))
     # Where the twins look for the devices of this process, they find those of the topology.
-    twins: Any = (devices, jax, network.Network)
-    for owner, name, instead in zip(
-        twins,
-        ("native", "make_mesh", "_put"),
-        (lambda wanted: there[0], lambda shape, names: Mesh(np.array(there), names), shapes_of),
-        strict=True,
-    ):
-        setattr(owner, name, instead)
+    devices.native = lambda wanted: there[0]
+    jax.make_mesh = lambda shape, names: Mesh(np.array(there), names)
+    network.Network._put = shapes_of
     per_sample = use_case.module == "per_sample_gradients"
     shapes = weights.shapes(network.build(benchmark, asked["size"], per_sample))
     arrays = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}
     optimizer = benchmark.optimizer.at(asked["batch_size"])
+    each = asked["batch_size"] // len(there)
     setting = Setting(
         dataclasses.replace(benchmark, optimizer=optimizer),
         *(asked["size"], asked["precision"], device, world),
         product=asked.get("product") or "",
-        microbatch=asked.get("microbatch") or 0,
+        microbatch=fitting(each, _trainable(shapes), chip.memory_bytes) if per_sample else 0,
     )
     kind = getattr(importlib.import_module(use_case.module), use_case.work)
     work = kind(setting, repeated(benchmark, asked["size"], asked["batch_size"]), arrays)

@@ -1,17 +1,19 @@
 """Programs planned for TPUs that are not here: compiled for real by libtpu, kept, and told before a job waits."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Main, needs, rows_of
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, TRAIN, TRAIN_MANY, USE_CASES
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PER_SAMPLE_MANY, TRAIN, TRAIN_MANY, USE_CASES
 from duel.chips import CHIPS, bound
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import fit
+from duel.launch import cluster, fit, submit
 from duel.launch.fit import Cell, Found
+from duel.results import Results
 from duel.tries import expected_batch, next_batch
 
 PYTHON = ROOT / ".venv" / "jax-tpu" / "bin" / "python"
@@ -25,12 +27,14 @@ def python() -> str:
 
 @pytest.mark.parametrize("chip", ["v5e", "v6e"])
 @pytest.mark.parametrize(
-    ("benchmark", "use_case", "devices"), [("mnist", TRAIN, 1), ("gcn", INFERENCE, 1), ("mnist", TRAIN_MANY, 4)]
+    ("benchmark", "use_case", "devices"),
+    [("mnist", TRAIN, 1), ("gcn", INFERENCE, 1), ("mnist", TRAIN_MANY, 4), ("mnist", PER_SAMPLE_MANY, 4)],
 )
 def test_the_twins_own_programs_compile_for_a_chip_that_is_not_here(
     python: str, chip: str, benchmark: str, use_case: int, devices: int
 ) -> None:
-    found = fit.compiled(Cell(chip, benchmark, use_case, "tiny", "bf16", 8 * devices, devices), python, 300)
+    product = "clipped_sum" if use_case == PER_SAMPLE_MANY else None
+    found = fit.compiled(Cell(chip, benchmark, use_case, "tiny", "bf16", 8 * devices, devices, product), python, 300)
     assert found.outcome == fit.FITS, found.why
     assert found.planned_bytes
     assert 0 < found.planned_bytes < CHIPS[chip].memory_bytes
@@ -41,7 +45,7 @@ def test_the_twins_own_programs_compile_for_a_chip_that_is_not_here(
 def test_a_program_that_does_not_fit_is_told_by_how_much(python: str) -> None:
     found = fit.compiled(Cell("v5e", "gcn", INFERENCE, "full", "bf16", 4096), python, 600)
     assert found.outcome == fit.TOO_LARGE
-    assert "G" in found.why
+    assert re.search(r"by [\d.]+G|[\d.]+ GiB more|[\d.]+G\) exceeds available HBM \([\d.]+G", found.why), found.why
 
 
 def test_a_compilation_that_takes_too_long_ends(python: str) -> None:
@@ -56,8 +60,8 @@ def test_a_compilation_that_takes_too_long_ends(python: str) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_every_cell_compiles(python: str, chip: str, benchmark: str, use_case: int, precision: str) -> None:
     devices = 4 if use_case in (2, 4) else 1
-    product, micro = ("clipped_sum", 2) if use_case in (3, 4) else (None, None)
-    cell = Cell(chip, benchmark, use_case, "tiny", precision, 4 * devices, devices, product, micro)
+    product = "clipped_sum" if use_case in (3, 4) else None
+    cell = Cell(chip, benchmark, use_case, "tiny", precision, 4 * devices, devices, product)
     found = fit.compiled(cell, python, 900)
     assert found.outcome == fit.FITS, found
 
@@ -90,17 +94,20 @@ def test_the_largest_batch_is_found_by_what_the_plans_say(tmp_path: Path, most: 
 
 def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> None:
     code = fit._code(CELL)
-    fit.keep(tmp_path, "v5e", [Found(CELL, fit.TOO_LARGE, "Exceeded hbm capacity by 4.2G", code_sha256=code)])
+    versions = {"libtpu": "0.0.40"}
+    too_large = Found(CELL, fit.TOO_LARGE, "Exceeded hbm capacity by 4.2G", code_sha256=code, versions=versions)
+    fit.keep(tmp_path, "v5e", too_large)
     fits = Found(Cell("v5e", "mnist", TRAIN, "full", "bf16", 256), fit.FITS, "", 1.0, 10, 1e9, 1e6, fit._code(CELL))
-    fit.keep(tmp_path, "v5e", [fits])
+    fit.keep(tmp_path, "v5e", fits)
+    fit.keep(tmp_path, "v5e", dataclasses.replace(too_large, outcome=fit.TOO_SLOW, why="30 s"))
     assert [one.cell.benchmark for one in fit.known(tmp_path, "v5e")] == ["resnet50"], "the other is of other code"
     job = Job("jax", "resnet50", TRAIN, "standard", "bf16", None, "tpu", batch_sizes=(1024,))
     (said,) = fit.remarks(job, "v5e", tmp_path)
-    assert "batch 1024 does not fit a v5e: Exceeded hbm capacity by 4.2G" in said
+    assert "batch 1024 does not fit a v5e: Exceeded hbm capacity by 4.2G (compiled ahead by libtpu 0.0.40" in said
     assert fit.remarks(Job("jax", "resnet50", TRAIN, "standard", "bf16", None, "tpu"), "v5e", tmp_path) == []
     many = dataclasses.replace(job, use_case=2, batch_sizes=(), devices_per_node=4)
     over_all = Cell("v5e", "resnet50", 2, "full", "bf16", 512, 4)
-    fit.keep(tmp_path, "v5e", [Found(over_all, fit.TOO_LARGE, "Exceeded hbm", code_sha256=fit._code(over_all))])
+    fit.keep(tmp_path, "v5e", Found(over_all, fit.TOO_LARGE, "Exceeded hbm", code_sha256=fit._code(over_all)))
     assert len(fit.remarks(many, "v5e", tmp_path)) == 1, "128 on each chip are 512 in all"
     assert fit.remarks(dataclasses.replace(many, batch_sizes=(512,)), "v5e", tmp_path) == []
     assert len(fit.remarks(dataclasses.replace(many, batch_sizes=(512,), scaling="strong"), "v5e", tmp_path)) == 1
@@ -109,12 +116,42 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
         fit.known(tmp_path, "v5e")
 
 
+def test_the_compiler_is_told_of_when_it_is_killed_and_gets_nothing_of_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$XLA_FLAGS$PYTHONSAFEPATH$HOME" >&2\n[ -e killed ] || exit 3\nkill -9 $$\n')
+    python.chmod(0o755)
+    for name in ("XLA_FLAGS", "PYTHONSAFEPATH", "HOME"):
+        monkeypatch.setenv(name, f"my {name}")
+    monkeypatch.setattr(fit, "CODE", tmp_path)
+    (tmp_path / "jax").mkdir()
+    assert fit.compiled(CELL, str(python), 10).why == "my HOME"
+    (tmp_path / "jax" / "killed").touch()
+    assert "killed by SIGKILL" in fit.compiled(CELL, str(python), 10).why
+
+
+def test_what_was_compiled_ahead_is_told_of_every_job_with_jax_in_it(tmp_path: Path) -> None:
+    target = cluster.load(ROOT / "cluster.yaml").targets["local"].model_copy(update={"chip": "v5e"})
+    fit.keep(tmp_path, "v5e", Found(CELL, fit.TOO_LARGE, "by 4.2G", code_sha256=fit._code(CELL)))
+    job = Job("paired", "resnet50", TRAIN, "standard", "bf16", None, "local", batch_sizes=(1024,))
+    (said,) = submit._known_of(job, target, Results(tmp_path))
+    assert "does not fit a v5e" in said
+    assert submit._known_of(dataclasses.replace(job, framework="pytorch"), target, Results(tmp_path)) == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--device", "tpu:v9"), "unknown chip 'tpu:v9'; valid: tpu:v4, tpu:v5e, tpu:v5p, tpu:v6e"),
         (("--use_case", "2"), "use case 2: batches are tried on one device; valid: 1, 3, 5"),
         (("--device", "tpu:v5e", "--limit", "1h"), "time '1h': give minutes or seconds"),
+        (("--device", "tpu:v5e", "--use_case", "0"), "use case 0 is a proof: 'main.py validate' makes it"),
+        (("--device", "tpu:v5e", "--precision", "tf32"), "tf32 is not supported on a TPU; valid: fp32, bf16"),
+        (
+            ("--device", "tpu:v5e", "--use_case", "2", "--batch_sizes", "30"),
+            "use case 2 needs a multiple of 4, its chips",
+        ),
     ],
 )
 def test_mistakes_are_answered_in_words(main: Main, options: tuple[str, ...], said: str) -> None:

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from duel import ROOT
 from duel.arguments import Parser, Several
-from duel.catalogue import BENCHMARKS, FIT, FRAMEWORKS, INFERENCE, MANY, PER_SAMPLE, PER_SAMPLE_MANY, TRAIN
+from duel.catalogue import (
+    BENCHMARKS,
+    FIT,
+    FRAMEWORKS,
+    INFERENCE,
+    MANY,
+    PER_SAMPLE,
+    PER_SAMPLE_MANY,
+    PRECISIONS,
+    TRAIN,
+    VALIDATE,
+)
 from duel.chips import CHIPS
 from duel.errors import UserError
 from duel.job import Job
@@ -52,7 +63,9 @@ def options(parser: Parser) -> None:
     parser.add_argument(
         "--limit", type=_minutes, default=900.0, metavar="TIME", help="for a compilation (default: 15m)"
     )
-    parser.add_argument("--target", type=target_name, metavar="NAME", help="the target whose JAX has libtpu")
+    parser.add_argument(
+        "--target", type=target_name, metavar="NAME", help="the target whose JAX has libtpu, or where batches are tried"
+    )
 
 
 def _chip(text: str) -> str:
@@ -74,20 +87,23 @@ def run(args: argparse.Namespace, results: "Results") -> int:
     """Compile the cells that ``args`` name, keep and show what that came to; 1 if one neither fits nor is too large."""
     from duel.launch import cluster, fit
 
+    if VALIDATE in (args.use_case or ()):
+        raise UserError(f"use case {VALIDATE} is a proof: 'main.py validate' makes it; valid: 1 to {INFERENCE}")
     if args.device is None:
         return _tried(args, results)
-    _, target = cluster.load(ROOT / "cluster.yaml").target(args.target)
-    python = fit.interpreter(str(target.python.jax))
+    cells = _cells(args)
+    target = cluster.load(ROOT / "cluster.yaml").target(args.target)[1] if args.target else None
+    python = fit.interpreter(target.python.jax if target else None)
+    fit.known(results.folder, args.device)  # a damaged file is told before anything is compiled
     found = []
-    for cell in _cells(args):
+    for cell in cells:
         say(f"compiling {cell.name} for {cell.chip}")
-        if args.largest:
-            found += list(fit.largest(cell, python, args.limit, say))
-        else:
-            found.append(fit.compiled(cell, python, args.limit))
-        fit.keep(results.folder, args.device, found)
+        tried = fit.largest(cell, python, args.limit, say) if args.largest else [fit.compiled(cell, python, args.limit)]
+        for one in tried:
+            found.append(one)
+            fit.keep(results.folder, args.device, one)
     show(fit.table(found))
-    return 0 if all(one.outcome in (fit.FITS, fit.TOO_LARGE) for one in found) else 1
+    return 0 if all(one.outcome in fit.ANSWERS for one in found) else 1
 
 
 def _tried(args: argparse.Namespace, results: "Results") -> int:
@@ -121,22 +137,22 @@ def _variant(args: argparse.Namespace, use_case: int) -> dict[str, Any]:
 def _cells(args: argparse.Namespace) -> "list[Cell]":
     from duel.launch.fit import Cell
 
+    if "tpu" not in PRECISIONS[args.precision].device_kinds:
+        valid = ", ".join(policy.name for policy in PRECISIONS.values() if "tpu" in policy.device_kinds)
+        raise UserError(f"--precision {args.precision} is not supported on a TPU; valid: {valid}")
     cells = []
     for name in args.benchmark:
-        for use_case in args.use_case or (1,):
+        for use_case in args.use_case or (TRAIN,):
             per_sample = use_case in (PER_SAMPLE, PER_SAMPLE_MANY)
             devices = 4 if use_case in MANY else 1
             usual = BENCHMARKS[name].sizes[args.size].batch_size["tpu"] * devices
             for size in args.batch_sizes or (usual,):
-                cells += [
-                    Cell(
-                        args.device, name, use_case, args.size, args.precision, size, devices, each, _micro(each, size)
+                if size % devices:
+                    raise UserError(
+                        f"--batch_sizes {size}: use case {use_case} needs a multiple of {devices}, its chips"
                     )
+                cells += [
+                    Cell(args.device, name, use_case, args.size, args.precision, size, devices, each)
                     for each in (args.products if per_sample else (None,))
                 ]
     return cells
-
-
-def _micro(product: str | None, batch: int) -> int | None:
-    """Return the samples whose gradients are computed at once, up to 32."""
-    return max(n for n in range(1, min(batch, 32) + 1) if batch % n == 0) if product else None

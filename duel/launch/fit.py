@@ -7,13 +7,14 @@ results/fit/<chip>.json, with the versions and the code that it is of; the prefl
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from duel import CODE, ROOT, certificate, files, tries
+from duel import CODE, ROOT, certificate, files, tries, variables
 from duel.catalogue import BENCHMARKS, STRONG, USE_CASES
 from duel.chips import CHIPS, bound
 from duel.errors import UserError
@@ -23,6 +24,7 @@ from duel.terminal import Table
 
 LIMIT_SECONDS = 900.0  # that a compilation may take
 FITS, TOO_LARGE, TOO_SLOW, FAILED = "fits", "does not fit", "not compiled within the limit", "does not compile"
+ANSWERS = (FITS, TOO_LARGE)
 
 Say = Callable[[str], None]
 
@@ -39,7 +41,6 @@ class Cell:
     batch_size: int
     devices: int = 1
     product: str | None = None
-    microbatch: int | None = None
 
     @property
     def name(self) -> str:
@@ -72,30 +73,32 @@ def known(results: Path, chip: str) -> list[Found]:
     try:
         stored = files.read_object(file(results, chip))
         found = files.fitting(stored["found"], list[Found], f"fit/{chip}.json")
+        return [one for one in found if one.cell.benchmark in BENCHMARKS and one.code_sha256 == _code(one.cell)]
     except FileNotFoundError:
         return []
     except (Damaged, KeyError) as error:
         raise UserError(f"{file(results, chip)}: {error}; remove it, and 'main.py fit' makes a new one") from None
-    return [one for one in found if one.cell.benchmark in BENCHMARKS and one.code_sha256 == _code(one.cell)]
 
 
 def _code(cell: Cell) -> str:
     return certificate.code_sha256(cell.benchmark, cell.size)
 
 
-def keep(results: Path, chip: str, found: list[Found]) -> None:
-    """Add ``found`` to what is kept, in place of earlier results for the same cells."""
-    cells = {one.cell for one in found}
-    others = [one for one in known(results, chip) if one.cell not in cells]
-    ordered = sorted([*others, *found], key=lambda one: str(dataclasses.astuple(one.cell)))
+def keep(results: Path, chip: str, found: Found) -> None:
+    """Add ``found`` to what is kept of its cell, unless that is an answer and this is none."""
+    there = known(results, chip)
+    if found.outcome not in ANSWERS and any(one.cell == found.cell and one.outcome in ANSWERS for one in there):
+        return
+    others = [one for one in there if one.cell != found.cell]
+    ordered = sorted([*others, found], key=lambda one: str(dataclasses.astuple(one.cell)))
     path = file(results, chip)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"found": [dataclasses.asdict(one) for one in ordered]}, indent=1) + "\n")
 
 
-def interpreter(python: str) -> str:
-    """Return JAX's interpreter with libtpu. Raises UserError without one."""
-    names = dict.fromkeys([".venv/jax-tpu/bin/python", python, ".venv/jax/bin/python"])
+def interpreter(python: str | None) -> str:
+    """Return JAX's interpreter with libtpu: ``python``, if it is given. Raises UserError without one."""
+    names = [python] if python else [".venv/jax-tpu/bin/python", ".venv/jax/bin/python"]
     for name in names:
         path = ROOT / name
         if (
@@ -111,7 +114,10 @@ def interpreter(python: str) -> str:
 def compiled(cell: Cell, python: str, limit: float) -> Found:
     """Compile one cell in a process of its own."""
     asked = {name: value for name, value in dataclasses.asdict(cell).items() if value is not None}
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    environment = dict(os.environ)
+    variables.take_out(environment)  # as in a job, which the shell's variables do not reach
+    environment.pop("PYTHONSAFEPATH", None)
+    environment |= {"JAX_PLATFORMS": "cpu"}
     command = [python, str(CODE / "jax" / "_ahead.py"), json.dumps(asked)]
     try:
         ran = subprocess.run(
@@ -123,6 +129,8 @@ def compiled(cell: Cell, python: str, limit: float) -> Found:
         told = json.loads(ran.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), f"exit code {ran.returncode}")
+        if ran.returncode < 0:  # its last line is no reason, but some warning
+            last = f"the compiler was killed by {signal.Signals(-ran.returncode).name}: is there enough memory here?"
         return Found(cell, FAILED, last.strip()[:300], code_sha256=_code(cell))
     common: dict[str, Any] = {"code_sha256": _code(cell), "versions": told["versions"]}
     if not told["fits"]:
@@ -164,14 +172,19 @@ def table(found: list[Found]) -> Table:
         memory, roof, took = "", "", ""
         if one.outcome == FITS:
             memory = f"{(one.planned_bytes or 0) / 2**30:.3g} of {chip.memory_bytes / 2**30:.0f} GiB"
-            roof = bound(chip, one.flops, one.moved_bytes) if one.flops and one.moved_bytes else ""
+            known = one.flops and one.moved_bytes and one.cell.precision == "bf16"  # which the chip's peak is of
+            roof = bound(chip, one.flops or 0, one.moved_bytes or 0) if known else ""
             took = f"{one.seconds:.0f} s"
         flops = f"{one.flops:.3g}" if one.flops else ""
         lines.append([one.cell.chip, one.cell.name, one.outcome, memory, flops, roof, took])
     notes = [f"{one.cell.name}: {one.why}" for one in found if one.why]
-    notes += sorted({", ".join(f"{name} {version}" for name, version in one.versions.items()) for one in found} - {""})
+    notes += sorted({_said(one.versions) for one in found} - {""})
     head = ["chip", "step", "", "memory", "FLOP", "bound", "compiled in"]
     return Table(head, lines, notes)
+
+
+def _said(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def remarks(job: Job, chip: str, results: Path) -> list[str]:
@@ -181,7 +194,8 @@ def remarks(job: Job, chip: str, results: Path) -> list[str]:
     except UserError as error:
         return [str(error)]
     return [
-        f"{one.cell.name} does not fit a {chip}: {one.why} (compiled ahead; 'main.py fit' says what fits)"
+        f"{one.cell.name} does not fit a {chip}: {one.why} (compiled ahead by {_said(one.versions)}; "
+        "'main.py fit' says what fits)"
         for one in found
         if one.outcome == TOO_LARGE and _is_of(one.cell, job)
     ]
@@ -191,7 +205,12 @@ def _is_of(cell: Cell, job: Job) -> bool:
     size = str(job.rows()[0].size)
     usual = BENCHMARKS[job.benchmark].sizes[size].batch_size["tpu"]
     over = 1 if job.scaling == STRONG else job.ranks  # a cell's batch is that of all chips
-    batches = [batch * over for point in job.points for batch in point.batch_sizes or (usual,)]
+    points = [
+        (batch * over, product)
+        for point in job.points
+        for batch in point.batch_sizes or (usual,)
+        for product in point.products or (None,)
+    ]
     return (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices) == (
         *(job.benchmark, job.use_case, size, job.precision, job.ranks),
-    ) and cell.batch_size in batches
+    ) and (cell.batch_size, cell.product) in points
