@@ -84,7 +84,7 @@ class Job:
     epochs: Count | None = None  # of that training; None: the recipe's
     target_accuracy: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None  # at which it ends
     seeds: Count | None = None  # with each of which it trains once; None: one
-    max_hours: Annotated[float, msgspec.Meta(gt=0)] | None = None  # in all, across time limits; None: one limit's
+    max_hours: Annotated[float, msgspec.Meta(gt=0)] | None = None  # no job follows a time limit after; None: none does
 
     def __post_init__(self) -> None:
         assert self.framework in (*FRAMEWORKS, PAIRED)

@@ -30,7 +30,10 @@ def add_training(parser: Parser, several: bool = False) -> None:
     )
     train.add_argument("--seeds", type=_seeds, metavar="N", help="trainings, each with its own seed (default: 1)")
     train.add_argument(
-        "--max_hours", type=hours, metavar="TIME", help="go on across the time limits of jobs, for so long in all"
+        "--max_hours",
+        type=hours,
+        metavar="TIME",
+        help="in Slurm, go on in another job at a time limit unless they have taken so long in all",
     )
 
 

@@ -160,6 +160,8 @@ def _decide(
 ) -> list[Decision]:
     cause = cause_of(seen)
     text = f"{seen.state}, {display.describe(seen)}".rstrip(", ")
+    if seen.trains and (kept := _kept_by_slurm(seen)):
+        return [Decision(seen, None, f"{text}; {kept}")]
     if seen.damaged:
         return [Decision(seen, None, f"{text}; {seen.damaged}: start it again with main.py --benchmark")]
     job = seen.job
@@ -185,6 +187,14 @@ def _decide(
     changes, avoiding = _avoiding(seen, job, cause)
     job = dataclasses.replace(job, attempt=job.attempt + 1, changes=changes, delay=0)
     return [Decision(seen, job, f"{text}{avoiding}; attempt {job.attempt} of {MOST_ATTEMPTS}")]
+
+
+def _kept_by_slurm(seen: RunView) -> str:
+    """Say why a training is its job's still; empty if it is not. A second job would write the same checkpoints."""
+    kind = seen.slurm.kind if seen.slurm else ""
+    if kind in (reasons.WAITING, reasons.BLOCKED):
+        return "Slurm begins its job again, which goes on from the last checkpoint"
+    return "its job has not ended yet: ask again once it has" if kind == reasons.ALIVE else ""
 
 
 def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str]:

@@ -189,13 +189,12 @@ def _explain(seen: RunView, job: queue.SlurmJob | None, answer: queue.Answer, in
 
 def _waits_or_runs(seen: RunView, verdict: reasons.Verdict) -> None:
     """Update a run whose job has not ended."""
-    if seen.state == LOST and not seen.status.started:
+    waits = verdict.kind in (reasons.WAITING, reasons.BLOCKED)
+    if seen.state == LOST and (not seen.status.started or (seen.trains and waits)):
         seen.change(state=QUEUED, cause="", why=None)
     if seen.state == LOST and verdict.kind == reasons.ALIVE:
         seen.change(state=RUNNING, cause="", why=None)
-    requeued = verdict.kind in (reasons.WAITING, reasons.BLOCKED) and seen.state == RUNNING
-    trains = seen.job is not None and seen.job.dataset  # it goes on in the same run
-    if requeued and not trains and _last_state(seen.run) == RUNNING:
+    if waits and seen.state == RUNNING and not seen.trains and _last_state(seen.run) == RUNNING:
         cause = "Slurm requeued its job, which will begin a new run"
         _settle(seen, FAILED, cause, reasons.PREEMPTED)
 

@@ -57,6 +57,11 @@ class RunView:
         return self.launch.pair or self.id.partition("_")[2]
 
     @property
+    def trains(self) -> bool:
+        """Whether it is a training to accuracy, which goes on in the same run when Slurm begins its job again."""
+        return self.job is not None and bool(self.job.dataset)
+
+    @property
     def framework(self) -> str:
         return self.job.framework if self.job else self.id.partition("_")[0]
 

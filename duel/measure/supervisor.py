@@ -100,8 +100,8 @@ def _may_share(job: Job) -> bool:
 def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
     """Return the run that the driver created for this job, or a new one for a script that was started by hand.
 
-    Return None if the driver's run was cancelled before it began. A job that Slurm restarts gets a new one, since half
-    a measurement from each start would not be one; a training goes on.
+    Return None, and say why, if the driver's run was cancelled before it began, or is another job's by now. A job that
+    Slurm restarts gets a new one, since half a measurement from each start would not be one; a training goes on.
     """
     run_id = os.environ.pop("DUEL_RUN_ID", None)
     if run_id is not None:
@@ -111,9 +111,14 @@ def _open_run(job: Job, results: Results, script: str | None) -> Run | None:
         if status.state in (QUEUED, LOST) and status.queued and not status.started:
             return run
         if status.state == CANCELLED and not status.started:
+            print("this run was cancelled before it started", flush=True)
             return None
-        if continuing.take_up(job, run, script):
-            return run
+        try:
+            if continuing.take_up(job, run, script):
+                return run
+        except continuing.TakenOver as error:
+            print(error, flush=True)
+            return None
     run = results.run(job.run_id())
     run.create(job.rows(), script=script, owner=this_process(), target=job.target)
     return run
@@ -220,7 +225,6 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     script = None if script is None else script + "\n"
     run = _open_run(job, results, script)
     if run is None:
-        print("this run was cancelled before it started", flush=True)
         return 0
     # Only if the whole job is ours: inside someone's salloc or notebook SLURM_JOB_ID is set, too.
     slurm_job_id = os.environ.pop("DUEL_SLURM_JOB_ID", "")

@@ -1,0 +1,155 @@
+"""A training whose job Slurm begins again is one job's at a time, and its hours are those of all its lives."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from duel import tree
+from duel.files import utc
+from duel.job import Job
+from duel.launch import queue, resubmit, state
+from duel.launch.reasons import SlurmJob
+from duel.launch.views import RunView
+from duel.measure import continuing, supervisor
+from duel.results import Results, Run
+from duel.states import CANCELLED, FAILED, QUEUED, RUNNING
+from duel.status import LaunchRecord, Owner, this_process
+
+JOB = Job("jax", "mnist", 1, "standard", "fp32", None, "local", dataset="digits", epochs=2, max_hours=2.0)
+BEGUN = time.time() - 7200
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+@pytest.fixture
+def training(results: Results) -> Run:
+    """A training that ran for an hour on another machine as job 41, wrote a checkpoint, and was heard of no more."""
+    run = results.run(JOB.run_id())
+    record = LaunchRecord(job=JOB, pair="g", code=tree.digest(), user=state.user(), slurm_job_id="41")
+    run.create(JOB.rows(), owner=Owner(slurm_job_name=run.id), target="local", script="old", launch=record)
+    there = Owner(host="elsewhere", pid=7)
+    run.write_status(state=RUNNING, started=utc(BEGUN), user=state.user(), slurm_job_id="41", owner=there)
+    run.write_row(run.read_row(0).replace(status=RUNNING, started=utc(BEGUN)))
+    silent(run, 3600)
+    folder = run.folder / "checkpoints" / "jax-0"
+    folder.mkdir(parents=True)
+    (folder / "step-000000014.npz").write_bytes(b"x")
+    return run
+
+
+def silent(run: Run, seconds: float) -> None:
+    """Make the last report of ``run`` that old."""
+    text = run.status_file.read_text()
+    updated = run.stored_status().updated
+    run.status_file.write_text(text.replace(str(updated), str(time.time() - seconds)))
+    assert run.stored_status().age == pytest.approx(seconds, abs=5)
+
+
+def seen_with(run: Run, slurm: str) -> RunView:
+    """The run, where Slurm says ``slurm`` of its job."""
+    seen = state._own(run)
+    job = SlurmJob("41", run.id, state.user(), slurm, slurm, "", "", "", "1:00:00")
+    state._explain(seen, job, queue.Answer([job], [], True, True), False)
+    return seen
+
+
+def decided(seen: RunView, *named: str) -> list[resubmit.Decision]:
+    return resubmit.decide([seen], [seen], set(named), None)
+
+
+def test_what_slurm_has_requeued_after_a_nodes_death_is_not_sent_again(training: Run) -> None:
+    (alone,) = decided(state._own(training))
+    assert alone.continues, "without Slurm's word it is lost, and goes on"
+    seen = seen_with(training, "PENDING")
+    assert seen.state == QUEUED
+    assert not decided(seen)
+    (named,) = decided(seen, training.id)
+    assert (named.job, named.words) == (None, "is queued")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ("PENDING", "Slurm begins its job again, which goes on from the last checkpoint"),
+        ("COMPLETING", "its job has not ended yet: ask again once it has"),
+    ],
+)
+def test_what_was_preempted_is_not_sent_by_name_while_its_job_is_there(training: Run, slurm: str, said: str) -> None:
+    training.settle(state=CANCELLED, cause="ended by SIGTERM", why="told to end")
+    (alone,) = decided(state._own(training), training.id)
+    assert alone.continues
+    (decision,) = decided(seen_with(training, slurm), training.id)
+    assert decision.job is None
+    assert decision.words.endswith(said)
+
+
+def restarted(monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("DUEL_SLURM_JOB_ID", job)
+
+
+def test_a_job_that_begins_again_leaves_alone_what_another_one_goes_on_with(
+    training: Run, results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training.write_status(slurm_job_id="42", owner=this_process())
+    restarted(monkeypatch, "41")
+    monkeypatch.setenv("DUEL_RUN_ID", training.id)
+    before = training.stored_status()
+    assert supervisor._open_run(JOB, results, "new") is None
+    assert f"job 42 goes on with the training {training.id}" in capsys.readouterr().out
+    assert training.stored_status() == before
+    assert results.runs() == [training], "nor does it begin another"
+    restarted(monkeypatch, "42")
+    monkeypatch.setenv("DUEL_RUN_ID", training.id)
+    assert supervisor._open_run(JOB, results, "new") == training
+
+
+def test_the_hours_of_a_life_that_a_node_ended_are_counted(training: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted(monkeypatch, "41")
+    assert continuing.take_up(JOB, training, "new")
+    status = training.stored_status()
+    assert status.state == QUEUED
+    assert status.used == pytest.approx(3600, abs=10), "up to its last report, not until it began again"
+
+
+def warned(run: Run) -> None:
+    """As its supervisor leaves it before it asks for a requeue."""
+    checkpoint = next((run.folder / "checkpoints").glob("*/*"))
+    assert checkpoint.stat().st_mtime > BEGUN
+    run.write_status(owner=this_process(), used=3600.0)
+    run.settle(state=FAILED, cause="ended by SIGUSR2", why="warned", exit_code=140)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "becomes"),
+    [
+        (None, "scontrol requeue failed: No such file or directory; 'python main.py resubmit' goes on", FAILED),
+        ("exec /bin/sleep 9", "scontrol requeue has not answered for 0.5 s; 'python main.py resubmit' goes on", FAILED),
+        ("echo Job is held >&2; exit 1", "scontrol requeue failed: Job is held; 'python main.py resubmit'", FAILED),
+        ("exit 0", "Slurm begins the job again, 1 of 2 hours are used", QUEUED),
+    ],
+)
+def test_a_run_is_queued_only_if_slurm_has_agreed(
+    training: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str | None, said: str, becomes: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(continuing, "REQUEUE_SECONDS", 0.5)
+    if lines is not None:
+        scontrol = tmp_path / "bin" / "scontrol"
+        scontrol.write_text(f"#!/bin/sh\n{lines}\n")
+        scontrol.chmod(0o755)
+    warned(training)
+    before = training.stored_status()
+    assert continuing.requeue(JOB, training, "new", "41").startswith(said)
+    after = training.stored_status()
+    assert after.state == becomes
+    if becomes == FAILED:
+        assert dataclasses.replace(after, updated=before.updated) == before
+    else:
+        assert (after.started, after.owner) == ("", Owner(slurm_job_name=training.id))
