@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import real_pictures
 from conftest import Main, rows_of
@@ -19,7 +20,7 @@ from duel import recipes
 from duel.catalogue import BENCHMARKS, SGD
 from duel.comparability import COMPARABLE
 from duel.record import Row
-from duel.report import learned
+from duel.report import figures, learned
 from duel.results import Results, Run
 from duel.states import FINISHED, TERMINAL
 
@@ -246,6 +247,24 @@ def test_trainings_that_are_not_comparable_have_no_verdict() -> None:
     rows = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") for one in sides(0.0, 0.0, 0.0, 0.0, 0.0)]
     assert "NOT COMPARABLE: seen_sha256" in learned.verdict(rows)
     assert learned.difference(rows) is None
+
+
+def test_each_group_of_trainings_has_its_curves_in_the_report(tmp_path: Path) -> None:
+    groups = ("first", "second")
+    rows = [row("jax", 0, 0.9, run_id=f"jax-{group}", group=group, mode="default") for group in groups]
+    epoch = {"number": 0, "step": 0, "held_out_loss": 2.3, "top1": 0.1, "seconds": 0.0}
+    for one in rows:
+        file = Run(tmp_path / "runs" / str(one.run_id)).curve_file(one)
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps([epoch, epoch | {"number": 1, "step": 9, "top1": 0.9, "seconds": 4.0}]))
+    found = learned.curves(rows, tmp_path)
+    assert [(record["group"], record["epoch"]) for record in found] == [
+        *(("first", 0), ("first", 1), ("second", 0), ("second", 1))
+    ]
+    panels = figures.learning(pd.DataFrame(found))
+    details = [layer["encoding"]["detail"] for panel in panels for layer in panel.to_dict()["layer"]]
+    assert details
+    assert all({each["field"] for each in detail} == {"seed", "group"} for detail in details)
 
 
 def test_a_seed_that_is_barred_is_named_and_the_others_make_no_verdict_without_it() -> None:

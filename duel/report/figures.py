@@ -216,12 +216,13 @@ def training(data: pd.DataFrame) -> Panels:
 
 
 def learning(data: pd.DataFrame) -> Panels:
-    """Held-out top-1 accuracy of trainings against epochs, seconds and joules; a line for each seed."""
+    """Held-out top-1 accuracy of trainings against epochs, seconds and joules; a line for each training."""
     panels = []
     for title, part in split(titled(data, "point", "mode"), "title"):
         for column, name in (("epoch", "epochs"), ("seconds", "s of training"), ("joules", "J of training")):
             y = alt.Y("top1:Q", title="held-out top-1 accuracy").axis(format="%").scale(zero=False)
-            lines = alt.Chart(part).mark_line().encode(x=alt.X(f"{column}:Q", title=name), y=y, detail="seed:N")
+            x, each = alt.X(f"{column}:Q", title=name), ["seed:N", "group:N"]
+            lines = alt.Chart(part).mark_line().encode(x=x, y=y, detail=each)
             if part[column].notna().any():
                 panels.append(panel([lines.encode(color=sides())], f"{title}: {name}"))
     return panels

@@ -115,11 +115,16 @@ def _reached(sides: dict[str, list[Row]]) -> str:
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Return the outcome of each group of trainings among ``rows``."""
+    return [verdict(mine) for mine in _groups(rows)]
+
+
+def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the trainings among ``rows`` by group, of each the last try: numbers of points are a group's own."""
     found: dict[str | None, list[Row]] = {}
     for row in rows:
         if row.recipe:
-            found.setdefault(row.group, []).append(row)
-    return [verdict(counted(mine)) for mine in found.values()]
+            found.setdefault(row.group or row.run_id, []).append(row)
+    return [counted(mine) for mine in found.values()]
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -140,7 +145,7 @@ def table(rows: Sequence[Row]) -> Table:
 def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
     """Return a record for each epoch of each training of ``rows``, whose runs are in ``folder``."""
     found = []
-    for row in counted([row for row in rows if row.recipe]):
+    for row in (row for mine in _groups(rows) for row in mine):
         file = Run(folder / "runs" / str(row.run_id)).curve_file(row)
         try:
             epochs = fitting(_parsed(file), list[Epoch], file.name)
@@ -151,7 +156,7 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
             continue
         what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
         common: Record = {"device_name": row.device_name, "point": what, "id": "", "mode": row.mode}
-        common |= {"framework": row.framework, "seed": row.seed}
+        common |= {"framework": row.framework, "seed": row.seed, "group": row.group}
         seconds, joules = 0.0, 0.0
         for epoch in epochs:
             seconds, joules = seconds + epoch.seconds, joules + (epoch.joules or 0.0)
