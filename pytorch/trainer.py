@@ -114,10 +114,14 @@ class Trainer(Training):
         self._model.load_state_dict(parts["model"])
         for name, tensor in self._average.items():
             tensor.copy_(parts["average"][name])
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in parts["optimizer"].items():
             number, _, key = name.partition("/")
-            state.setdefault(int(number), {})[key] = tensor
+            parameter = parameters[int(number)]
+            # A file keeps no strides, and a fused optimizer takes those of moments to be their parameter's.
+            kept = torch.empty_like(parameter).copy_(tensor) if tensor.shape == parameter.shape else tensor
+            state.setdefault(int(number), {})[key] = kept
         self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": state})
 
 

@@ -24,13 +24,14 @@ from duel.recipes import Recipe
 from trainer import Trainer
 
 name, kind, smoothing, average, precision = sys.argv[3:8]
+switches = dict.fromkeys(sys.argv[9:], "on")
 optimizer = {"sgd": SGD(0.05), "adamw": AdamW(0.01, weight_decay=0.1)}[kind]
 benchmark = dataclasses.replace(BENCHMARKS[name], optimizer=optimizer)
 recipe = Recipe(optimizer, 8, 1, smoothing=float(smoothing), average=float(average))
 device = devices.select("cpu")
 pool = batches.pool(dataclasses.replace(benchmark, dataset="synthetic"), "tiny", 8, 0, Path("none"))
 initial = parameters.initialise(weights.shapes(network.build(benchmark, "tiny")), 0)
-work = Trainer(Setting(benchmark, "tiny", precision, device, recipe=recipe), pool, initial)
+work = Trainer(Setting(benchmark, "tiny", precision, device, switches=switches, recipe=recipe), pool, initial)
 work.compile()
 
 
@@ -41,7 +42,8 @@ def steps(first, end):
 
 
 losses = steps(0, 3)
-kept = work.snapshot()
+np.savez(sys.argv[8], **work.snapshot())  # a file keeps no strides
+kept = dict(np.load(sys.argv[8]))
 losses += steps(3, 6)
 after = work.export()
 scores = work.evaluate(pool.batches[7])
@@ -56,14 +58,16 @@ np.savez(sys.argv[8], losses=losses, scores=scores, **{f"w/{n}": a for n, a in a
 
 def trained(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """What both sides compute."""
-    found = []
-    for framework, python in zip(FRAMEWORKS, FRAMEWORKS_PYTHON, strict=True):
-        out = folder / f"{framework}.npz"
-        command = [python, "-c", TRAIN, str(ROOT), framework, *arguments, str(out)]
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-        assert ran.returncode == 0, ran.stderr
-        found.append(dict(np.load(out)))
-    return found
+    return [trained_by(framework, folder, *arguments) for framework in FRAMEWORKS]
+
+
+def trained_by(framework: str, folder: Path, *arguments: str, switches: tuple[str, ...] = ()) -> dict[str, Any]:
+    python = dict(zip(FRAMEWORKS, FRAMEWORKS_PYTHON, strict=True))[framework]
+    out = folder / f"{framework}.npz"
+    command = [python, "-c", TRAIN, str(ROOT), framework, *arguments, str(out), *switches]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    return dict(np.load(out))
 
 
 @pytest.mark.parametrize(
@@ -91,3 +95,10 @@ def test_smoothing_and_the_average_change_what_they_should(tmp_path: Path) -> No
     assert not np.allclose(plain["losses"], smooth["losses"], rtol=1e-3)
     assert np.array_equal(plain["losses"], averaged["losses"]), "the average is evaluated, not trained"
     assert plain["scores"][0] != averaged["scores"][0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_moments_from_a_file_are_in_the_order_of_their_parameters(tmp_path: Path, optimizer: str) -> None:
+    """With kernels as NHWC in memory, which the fused optimizer goes through without looking at strides."""
+    switches = ("channels_last", "fused_optimizer")
+    trained_by("pytorch", tmp_path, "cifar10_resnet18", optimizer, "0", "0.9", "fp32", switches=switches)
