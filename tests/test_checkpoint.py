@@ -1,5 +1,6 @@
 """Checkpoints: whole or passed over, of this training or refused, the newest two."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,52 @@ def test_a_kill_while_writing_leaves_the_one_before(tmp_path: Path, monkeypatch:
     newest = kept.newest()
     assert newest is not None
     assert newest[0].step == 10
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_new_ones_take_the_place_of_those_that_were_passed_over(tmp_path: Path) -> None:
+    kept = saved(tmp_path, 30, 40)
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"PK")
+    for step in (10, 20, 35):
+        kept.save(Course(step), arrays(step))
+        newest = kept.newest()
+        assert newest is not None
+        assert newest[0].step == step
+    assert names(tmp_path) == ["step-000000020.npz", "step-000000035.npz"]
+
+
+def test_it_is_said_if_none_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = saved(tmp_path, 10, 20)
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"PK")
+    assert kept.newest() is None
+    assert "is whole: the training starts over" in capsys.readouterr().out
+
+
+def test_one_that_cannot_be_read_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = saved(tmp_path, 10, 20)
+
+    def stale(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(np, "load", stale)
+    with pytest.raises(UserError, match=r"step-000000020\.npz: this checkpoint cannot be read \(Stale file handle\)"):
+        kept.newest()
+
+
+def test_a_full_disk_is_said_and_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = saved(tmp_path, 10)
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(UserError, match=r"step-000000020\.npz: .* cannot be written \(No space left on device\)"):
+        kept.save(Course(20), arrays(20))
+    assert names(tmp_path) == ["step-000000010.npz"]

@@ -6,6 +6,7 @@ damage, and reading and writing them is bound by the disk.
 """
 
 import dataclasses
+import errno
 import json
 import re
 import zipfile
@@ -67,32 +68,48 @@ class Checkpoints:
         self._folder, self._identity = folder, dict(identity)
 
     def save(self, course: Course, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write a checkpoint, and remove all but the newest ``KEPT``."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Write a checkpoint, and remove all but it and the newest before it, ``KEPT`` in all.
+
+        Later steps were passed over: their files are damaged. Raises UserError if it cannot be written.
+        """
         stored = {"identity": self._identity, "course": dataclasses.asdict(course)}
         entries: dict[str, Any] = {COURSE: np.frombuffer(json.dumps(stored).encode(), np.uint8), **arrays}
-        with replacing(self._folder / f"step-{course.step:09d}.npz") as file:
-            np.savez(file, **entries)
-        for old in self._files()[KEPT:]:
+        path = self._folder / f"step-{course.step:09d}.npz"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                np.savez(file, **entries)
+        except OSError as error:
+            raise UserError(
+                f"{path}: this checkpoint cannot be written ({error.strerror or error}); those before it are kept"
+            ) from error
+        there = self._files()
+        passed_over = [old for old in there if old.name > path.name]
+        for old in passed_over + there[len(passed_over) + KEPT :]:
             old.unlink()
 
     def newest(self) -> tuple[Course, dict[str, npt.NDArray[Any]]] | None:
         """Return the newest checkpoint that is whole, or None without any.
 
-        One that is damaged is said and passed over. Raises UserError if it is of another training.
+        One that is damaged is said and passed over. Raises UserError if it cannot be read, or is of another training.
         """
-        for path in self._files():
+        there = self._files()
+        for path in there:
             try:
                 with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
                     arrays = {name: archive[name] for name in archive.files}  # which checks each one's checksum
                 stored = json.loads(arrays.pop(COURSE).tobytes())
                 course = msgspec.convert(stored["course"], Course)
             except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a damaged offset
+                    raise UserError(f"{path}: this checkpoint cannot be read ({error.strerror})") from error
                 text = next(iter(str(error).splitlines()), "")
-                print(f"checkpoint {path.name} is damaged ({text}): going on from the one before", flush=True)
+                print(f"checkpoint {path.name} is damaged ({text}): passed over", flush=True)
                 continue
             self._check(path, stored["identity"])
             return course, arrays
+        if there:
+            print(f"no checkpoint in {self._folder} is whole: the training starts over", flush=True)
         return None
 
     def _check(self, path: Path, identity: Mapping[str, str]) -> None:
