@@ -78,7 +78,7 @@ def _identity(m: Measurement) -> dict[str, str]:
     """Return what a checkpoint must have in common with the training that goes on from it."""
     row = m.row
     names = ("framework", "framework_version", "benchmark", "size", "precision", "switches", "recipe", "seed")
-    found = {name: str(getattr(row, name)) for name in (*names, "weights_sha256", "device_kind")}
+    found = {name: str(getattr(row, name)) for name in (*names, "weights_sha256", "device_kind", "device_name")}
     found |= {"devices": str(m.world.size), "code": certificate.code_sha256(str(row.benchmark), str(row.size))}
     return found | {"data": m.feed.dataset.source}
 
@@ -115,24 +115,28 @@ class _Training:
             self._evaluate(0, None)
         self._m.say("training")  # once: what is left is judged by its pace
         self._since = course.step
-        while course.step < self._steps and not self._reached():
-            number = course.step // self._feed.steps + 1
-            self._train(number * self._feed.steps)
+        while len(course.epochs) <= self._recipe.epochs and not self._reached():
+            number = len(course.epochs)  # the first is of the initial weights
+            if course.step < number * self._feed.steps:
+                self._train(number * self._feed.steps)
+                self._save()  # before the evaluation, which changes nothing: if that is cut short, it is made again
             self._evaluate(number, course.losses / course.counted)
             course.losses, course.counted, course.seconds, course.waiting = 0.0, 0, 0.0, 0.0
             course.joules = 0.0 if course.joules is not None else None
-            self._save()
         return self._columns()
 
     def _reached(self) -> bool:
+        """Return whether the target was reached; rounding must not end the training on some ranks alone."""
         target = self._m.row.target_accuracy
-        return target is not None and any(epoch.top1 >= target for epoch in self._course.epochs[1:])
+        if target is None:
+            return False
+        return self._work.agree(float(any(epoch.top1 >= target for epoch in self._course.epochs[1:]))) > 0
 
     def _train(self, end: int) -> None:
         """Take the steps up to ``end``, the epoch's."""
-        course, watch = self._course, self._m.watch
-        before, began = watch.counters(), time.perf_counter()
-        start, saved, reported = began - course.seconds, began, began
+        course = self._course
+        begun = self._begin()
+        saved = reported = time.perf_counter()
         arriving = self._feed.batches(course.step, end, self._threads)
         handles: list[Any] = []
         ready = self._next(arriving)
@@ -145,16 +149,25 @@ class _Training:
             now = time.perf_counter()
             if now - reported > REPORT_SECONDS:
                 reported = now
-                self._report(now - start)
+                self._report(now - begun[0])
             if course.step < end and self._is_due(now - saved):
-                self._drain(handles)
-                course.seconds = time.perf_counter() - start
-                self._add_joules(before)
+                self._close(begun, handles)
                 self._save()
-                before, saved = watch.counters(), time.perf_counter()
-        self._drain(handles)
+                begun, saved = self._begin(), time.perf_counter()
+        self._close(begun, handles)
+
+    def _begin(self) -> tuple[float, list[float]]:
+        """Return when the epoch would have begun if it had been trained without a break, and the energy counters."""
+        return time.perf_counter() - self._course.seconds, self._m.watch.counters()
+
+    def _close(self, begun: tuple[float, list[float]], handles: list[Any]) -> None:
+        """Wait for the steps under way, and add the time and energy since ``_begin`` to the epoch's."""
+        while handles:
+            self._count(handles.pop(0))
+        start, before = begun
+        course, used = self._course, self._m.watch.used(before)
         course.seconds = time.perf_counter() - start
-        self._add_joules(before)
+        course.joules = None if used is None or course.joules is None else course.joules + used
 
     def _is_due(self, since: float) -> bool:
         """Return whether a checkpoint is due ``since`` seconds after the last one, the same on all ranks."""
@@ -185,30 +198,30 @@ class _Training:
         self._course.losses += loss
         self._course.counted += 1
 
-    def _drain(self, handles: list[Any]) -> None:
-        while handles:
-            self._count(handles.pop(0))
-
-    def _add_joules(self, before: list[float]) -> None:
-        used = self._m.watch.used(before)
-        self._course.joules = None if used is None or self._course.joules is None else self._course.joules + used
-
     def _report(self, seconds: float) -> None:
         course, rate = self._course, self._recipe.batch_size * self._course.counted
         values = {"loss": course.losses / max(1, course.counted), "throughput": rate / seconds}
-        done = {"done": course.step - self._since, "needed": self._steps - self._since}
-        epoch, last = -(-course.step // self._feed.steps), course.epochs[-1]
-        label = f"epoch {epoch} of {self._recipe.epochs}, top-1 {100 * last.top1:.2f} % before it"
-        unit = self._m.row.throughput_unit
-        self._m.emit("learning", row=self._m.number, step=course.step, **values, **done, unit=unit, label=label)
+        last, unit = course.epochs[-1], self._m.row.throughput_unit
+        label = f"epoch {len(course.epochs)} of {self._recipe.epochs}, top-1 {100 * last.top1:.2f} % before it"
+        self._progress(label, **values, unit=unit)
+
+    def _progress(self, label: str, **values: Any) -> None:
+        step = self._course.step
+        done = {"done": step - self._since, "needed": self._steps - self._since}
+        self._m.emit("learning", row=self._m.number, step=step, **values, **done, label=label)
 
     def _evaluate(self, number: int, loss: float | None) -> None:
         """Evaluate all held-out samples, and record the epoch."""
-        start = time.perf_counter()
-        total, right, near, labels = 0.0, 0, 0, 0
+        start = reported = time.perf_counter()
+        total, right, near, labels, samples = 0.0, 0, 0, 0, 0
         for fed in self._feed.held_out(self._threads):
             one, first, five = self._work.evaluate(_batch(fed))
             total, right, near, labels = total + one, right + first, near + five, labels + fed.present
+            samples += len(fed.labels)
+            if time.perf_counter() - reported > REPORT_SECONDS:  # silence would be taken for a process that hangs
+                reported = time.perf_counter()
+                self._progress(f"{samples} of {len(self._feed.dataset.held_out.labels)} held-out samples evaluated")
+            self._end_if_told()
         course, classes = self._course, self._feed.dataset.classes
         if not math.isfinite(total):
             raise Diverged(f"the held-out loss became {total} after epoch {number}; the last checkpoint is kept")
@@ -228,8 +241,13 @@ class _Training:
         arrays = self._work.snapshot()  # on all ranks: it waits for the device
         if self._m.world.rank == 0:
             self._checkpoints.save(self._course, arrays)
+        self._end_if_told()
+
+    def _end_if_told(self) -> None:
+        """End the process if it was told to. Called where nothing has been trained since the last checkpoint."""
         if self._told:
-            print(f"told to end: checkpoint after step {self._course.step} of {self._steps}", flush=True)
+            begun = f"checkpoint after step {self._course.step} of {self._steps}"
+            print(f"told to end: {begun if self._course.step else 'nothing has been trained yet'}", flush=True)
             os._exit(TOLD_TO_END)  # the row has no end: its run has, and may go on
 
     def _columns(self) -> Columns:

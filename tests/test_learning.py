@@ -1,0 +1,179 @@
+"""A training by a stand-in for both sides: where it is saved, what it reports, and what counts as its time."""
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from duel.catalogue import SGD
+from duel.data.feed import Fed
+from duel.measure import learning
+from duel.measure.checkpoint import Checkpoints
+from duel.measure.device import ALONE
+from duel.measure.learning import _Training
+from duel.recipes import Recipe
+from duel.record import Row
+from duel.results import Run
+
+STEPS, HELD_OUT = 3, 4  # batches of an epoch, and of an evaluation
+SECOND, SAVING = 1.0, 100.0  # what a step, and a checkpoint, take by the clock of these tests
+
+
+class Clock:
+    """A clock that only steps and checkpoints move, which draw a watt."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def counters(self) -> list[float]:
+        return [self.now]
+
+    def used(self, before: list[float]) -> float:
+        return self.now - before[0]
+
+    no_counter = ""
+
+
+class Work:
+    """A twin's trainer, whose state is the number of its steps; ``told`` is called at each batch of an evaluation."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.state, self.evaluated, self.agreed = clock, 0, 0, True
+        self.told: Any = lambda: None
+
+    def put(self, batch: Any, present: int) -> Any:
+        return batch
+
+    def advance(self, placed: Any, rate: float) -> float:
+        self.state += 1
+        self.clock.now += SECOND
+        return 1.0 / self.state
+
+    def loss(self, handle: float) -> float:
+        return handle
+
+    def agree(self, value: float) -> float:
+        return value if self.agreed else 0.0
+
+    def evaluate(self, batch: Any) -> tuple[float, int, int]:
+        self.evaluated += 1
+        self.clock.now += SECOND
+        self.told()
+        return 1.0 / (1 + self.state), min(self.state, 10), 10
+
+    def snapshot(self) -> dict[str, Any]:
+        self.clock.now += SAVING
+        return {"state": np.array(self.state)}
+
+    def restore(self, arrays: dict[str, Any]) -> None:
+        self.state = int(arrays["state"])
+
+
+class Feed:
+    steps = STEPS
+    dataset = SimpleNamespace(classes=10, source="none", held_out=SimpleNamespace(labels=np.zeros(10 * HELD_OUT)))
+
+    def batches(self, first: int, end: int, threads: int) -> Iterator[Fed]:
+        for step in range(first, end):
+            yield Fed((np.full(2, step, np.float32),), np.zeros(2, np.int32), 2)
+
+    def held_out(self, threads: int) -> Iterator[Fed]:
+        for _ in range(HELD_OUT):
+            yield Fed((np.zeros(10, np.float32),), np.zeros(10, np.int32), 10)
+
+
+class Told(Exception):
+    """In place of the process's end."""
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock, before = Clock(), signal.getsignal(signal.SIGTERM)
+
+    def end(code: int) -> None:
+        assert code == learning.TOLD_TO_END
+        raise Told
+
+    monkeypatch.setattr(learning, "time", clock)
+    monkeypatch.setattr(learning.os, "_exit", end)
+    yield clock
+    signal.signal(signal.SIGTERM, before)
+
+
+def training(folder: Path, clock: Clock, epochs: int = 2, target: float | None = None) -> tuple[_Training, Any]:
+    run = Run(folder / "jax_mnist_1-x")
+    run.folder.mkdir(exist_ok=True)
+    row = Row(run_id=run.id, row=0, framework="jax", repeat=0, target_accuracy=target, throughput_unit="images/s")
+    events: list[dict[str, Any]] = []
+    m: Any = SimpleNamespace(run=run, row=row, number=0, work=Work(clock), feed=Feed(), world=ALONE, watch=clock)
+    m.device, m.recipe, m.say = SimpleNamespace(kind="cpu"), Recipe(SGD(0.1), 2, epochs), lambda phase: None
+    m.events, m.emit = events, lambda event, **fields: events.append({"event": event, **fields})
+    return _Training(m, Checkpoints(run.folder / "checkpoints", {})), m
+
+
+def epochs_of(m: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(m.run.curve_file(m.row).read_text())
+    return found
+
+
+def test_checkpoints_within_an_epoch_are_no_time_or_energy_of_it(
+    tmp_path: Path, stand_ins: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "CHECKPOINT_SECONDS", 0.0)
+    one, m = training(tmp_path, stand_ins)
+    columns = one.run()
+    assert [epoch["seconds"] for epoch in epochs_of(m)] == [0.0, STEPS * SECOND, STEPS * SECOND]
+    assert columns["training_seconds"] == columns["training_joules"] == 2 * STEPS * SECOND
+
+
+def test_an_evaluation_reports_how_far_it_is(tmp_path: Path, stand_ins: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "REPORT_SECONDS", 0.5)
+    one, m = training(tmp_path, stand_ins, epochs=1)
+    one.run()
+    labels = [event["label"] for event in m.events if event["event"] == "learning"]
+    told = [f"{10 * (1 + number)} of {10 * HELD_OUT} held-out samples evaluated" for number in range(HELD_OUT)]
+    assert labels[:HELD_OUT] == labels[-HELD_OUT:] == told
+
+
+@pytest.mark.parametrize("batch", [1, HELD_OUT + 2, 2 * HELD_OUT + 1])
+def test_told_to_end_in_an_evaluation_it_ends_at_once_and_goes_on_alike(
+    tmp_path: Path, stand_ins: Clock, batch: int
+) -> None:
+    (tmp_path / "whole").mkdir()
+    whole, there = training(tmp_path / "whole", stand_ins)
+    whole.run()
+    one, m = training(tmp_path, stand_ins)
+    m.work.told = lambda: m.work.evaluated == batch and one._tell(signal.SIGTERM, None)
+    with pytest.raises(Told):
+        one.run()
+    assert m.work.evaluated == batch
+    trained = m.work.state
+    again, m = training(tmp_path, stand_ins)
+    again.resume()
+    again.run()
+    assert m.work.state == there.work.state == 2 * STEPS
+    assert again._course.seen == whole._course.seen
+    assert epochs_of(m) == epochs_of(there)
+    assert trained == (batch - 1) // HELD_OUT * STEPS, "nothing was trained twice"
+
+
+def test_the_end_at_a_target_is_decided_for_all_ranks_together(tmp_path: Path, stand_ins: Clock) -> None:
+    one, m = training(tmp_path, stand_ins, target=0.1)
+    assert one.run()["trained_epochs"] == 1
+    other, m = training(tmp_path, stand_ins, target=0.1)
+    m.work.agreed = False  # rank 0 has not reached it
+    assert other.run()["trained_epochs"] == 2
+
+
+def test_a_checkpoint_belongs_to_one_kind_of_device() -> None:
+    row = Row(benchmark="mnist", size="tiny", device_kind="gpu", device_name="NVIDIA A100")
+    m: Any = SimpleNamespace(row=row, world=ALONE, feed=Feed())
+    other: Any = SimpleNamespace(row=row.replace(device_name="NVIDIA H100"), world=ALONE, feed=Feed())
+    assert learning._identity(m) != learning._identity(other)
