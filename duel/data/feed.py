@@ -13,7 +13,7 @@ from duel.data import augment
 from duel.data.samples import Arrays, Dataset
 from duel.recipes import CROP, FLIP, NONE, RESIZED
 
-EVALUATED = 500  # samples of an evaluation's batch
+EVALUATED = 500  # samples of an evaluation's batch, at most
 EVERY = 97  # of a batch's numbers, one in so many is hashed: a prime, so that all rows and channels are met
 _DRAWN = {NONE: 1, FLIP: 1, CROP: 4, RESIZED: augment.NUMBERS}
 
@@ -55,6 +55,15 @@ class Feed:
         """The steps of an epoch: as many full batches as there are; the rest, another one each time, is left out."""
         return len(self.dataset.train.labels) // self.batch_size
 
+    @functools.cached_property
+    def evaluated(self) -> int:
+        """The samples of an evaluation's batch.
+
+        Where a sample has many labels, as text has, the logits of 500 may not fit: no more than a device trains on.
+        """
+        each = max(1, self.batch_size // self.ranks)
+        return min(EVALUATED, each) if self.dataset.held_out.labels.ndim > 1 else EVALUATED
+
     def batch(self, step: int) -> Fed:
         """Return the batch of a training's step ``step``, counted from 0 over all epochs."""
         epoch, place = divmod(step, self.steps)
@@ -78,12 +87,12 @@ class Feed:
         return self._ahead(self.batch, first, end, threads)
 
     def held_out(self, threads: int) -> Iterator[Fed]:
-        """Yield all held-out samples in their order, not augmented, in batches of ``EVALUATED`` and a last one."""
-        return self._ahead(self._evaluated, 0, -(-len(self.dataset.held_out.labels) // EVALUATED), threads)
+        """Yield all held-out samples in their order, not augmented, in batches of ``evaluated`` and a last one."""
+        return self._ahead(self._evaluated, 0, -(-len(self.dataset.held_out.labels) // self.evaluated), threads)
 
     def _evaluated(self, number: int) -> Fed:
         held = self.dataset.held_out
-        chosen = np.arange(number * EVALUATED, min((number + 1) * EVALUATED, len(held.labels)))
+        chosen = np.arange(number * self.evaluated, min((number + 1) * self.evaluated, len(held.labels)))
         labels = held.labels[chosen]
         present = int((labels >= 0).sum())
         if isinstance(held, Arrays):
