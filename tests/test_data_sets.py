@@ -97,6 +97,31 @@ def test_damaged_cifar_is_named(tmp_path: Path, form: str, packed: bool, spoil: 
         load("cifar10", tmp_path)
 
 
+def said_of_each_byte(name: str, data: Path, path: Path) -> set[str]:
+    """What is said when one byte of ``path``, a compressed file, is another one; not all damage shows."""
+    whole, said = path.read_bytes(), set()
+    for place in range(20, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        try:
+            load(name, data)
+        except DataError as error:
+            said.add(str(error))
+    return said
+
+
+def test_compressed_files_with_a_damaged_byte_are_named(tmp_path: Path) -> None:
+    archive = real_pictures.write_cifar(tmp_path, "bin", packed=True)
+    said = said_of_each_byte("cifar10", tmp_path, archive)
+    assert any("truncated or damaged archive (Error -3 while decompressing" in text for text in said)
+    write_molecules(tmp_path / "ogbg_molpcba", **{"raw/node-feat": "".join(f"{n},{n * n}\n" for n in range(900))})
+    table = tmp_path / "ogbg_molpcba" / "raw" / "node-feat.csv.gz"
+    said = said_of_each_byte("ogbg-molpcba", tmp_path, table)
+    assert any("node-feat.csv.gz: truncated or damaged (Error -3 while decompressing" in text for text in said)
+    write_molecules(tmp_path / "ogbg_molpcba", **{"raw/node-feat": "1" * 200_000})
+    with pytest.raises(DataError, match=r"node-feat\.csv\.gz: truncated or damaged \(field larger than"):
+        load("ogbg-molpcba", tmp_path)
+
+
 def test_labels_out_of_range_and_empty_classes_are_named(tmp_path: Path) -> None:
     folder = real_pictures.write_cifar(tmp_path, "bin", packed=False)
     whole = (folder / "data_batch_1.bin").read_bytes()
@@ -138,6 +163,12 @@ def test_damaged_cora_is_named(tmp_path: Path) -> None:
     lines = content.read_text().splitlines()
     content.write_text("\n".join([*lines[:5], lines[5].rpartition("\t")[0], *lines[6:]]))
     with pytest.raises(DataError, match=r"cora\.content, line 6: 65 fields; the first line has 66"):
+        load("cora", tmp_path)
+    content.write_text("\n")
+    with pytest.raises(DataError, match=r"cora\.content: no paper in it"):
+        load("cora", tmp_path)
+    content.write_bytes(b"\xff a b\n")
+    with pytest.raises(DataError, match=r"cora\.content: could not convert"):
         load("cora", tmp_path)
     (tmp_path / "cora" / "cora.cites").unlink()
     with pytest.raises(DataError, match=r"cora\.cites is missing"):
@@ -226,6 +257,24 @@ def test_gpt2s_byte_pairs_need_their_two_files(tmp_path: Path) -> None:
     assert found.classes == tokenizer.get_vocab_size()
     first = found.train.inputs[0][0].tolist()
     assert tokenizer.decode(first) == "the same words, the same words again\n"[: len(tokenizer.decode(first))]
+    cut(folder / "vocab.json")
+    with pytest.raises(DataError, match=r"vocab\.json or merges\.txt is damaged .*; download both again"):
+        load("text_bpe", tmp_path, 8)
+
+
+def test_text_is_evaluated_in_batches_no_larger_than_a_device_trains_on(tmp_path: Path) -> None:
+    """Full GPT-2 has 200 MB of logits for each sequence."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.txt").write_text("".join(f"line {number} of a text\n" for number in range(1000)))
+    for batch_size, ranks, samples in ((8, 1, 8), (8, 4, 2), (1000, 1, 500)):
+        feed = Feed(load("text", tmp_path, 2), "none", batch_size, 0, ranks=ranks)
+        held = feed.dataset.held_out.labels
+        parts = [feed._evaluated(number) for number in range(-(-len(held) // feed.evaluated))]
+        assert {len(part.labels) for part in parts[:-1]} == {samples}
+        assert np.array_equal(np.concatenate([part.labels for part in parts]), held)
+    real_pictures.write_idx(tmp_path / "fashion_mnist", 300, 50)
+    pictures = Feed(load("fashion_mnist", tmp_path), "none", 8, 0, 28, 28)
+    assert len(pictures._evaluated(0).labels) == 50
 
 
 def test_what_is_missing_is_told_with_how_to_get_it(tmp_path: Path) -> None:
@@ -237,7 +286,7 @@ def test_what_is_missing_is_told_with_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_data_says_what_is_there_and_what_is_not(main: Main, checkout: Path) -> None:
-    real_pictures.write_cifar(checkout / "data", "bin", packed=True)
+    real_pictures.write_cifar(checkout / "data", "py", packed=True)
     cut(real_pictures.write_cifar(checkout / "data" / "mnist", "bin", packed=False) / "test_batch.bin")
     (checkout / "data" / "mnist" / "train-images-idx3-ubyte").write_bytes(b"")
     shown = main("data")
@@ -251,6 +300,11 @@ def test_data_says_what_is_there_and_what_is_not(main: Main, checkout: Path) -> 
     whole = main("data", "cifar10", "--check")
     assert whole.returncode == 0
     assert "cifar10 is whole: 200 training and 40 held-out pictures" in whole.stdout
+    published = real_pictures.write_cifar(checkout / "data", "bin", packed=True)
+    other = main("data", "cifar10", "--check")
+    assert other.returncode == 2
+    assert f"{published}: its checksum is " in other.stderr
+    assert "that of the published file c32a1d4ab5d03f1284b67883e8d87530" in other.stderr
     refused = main("data", "cora", "--download")
     assert refused.returncode == 2
     assert "cora cannot be fetched" in refused.stderr

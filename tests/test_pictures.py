@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import struct
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,57 @@ def test_a_damaged_picture_is_named_and_ends_it_or_is_skipped(tmp_path: Path) ->
     assert len(about.skipped) == 1
     assert str(path) in said[0]
     assert "without 1 damaged pictures" in prepared.load("imagenet100", folder).source
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), struct.error("unpack requires 2 bytes")])
+def test_whatever_fails_for_one_picture_is_that_pictures(tmp_path: Path, error: Exception) -> None:
+    real_pictures.write_folders(tmp_path / "files")
+    whole, folder = source(tmp_path / "files"), tmp_path / "prepared" / "imagenet100"
+
+    def failing() -> bytes:
+        raise error
+
+    def listed() -> Iterator[pictures.Encoded]:
+        first, *others = whole.splits["train"]()
+        return iter([pictures.Encoded(first.where, first.label, failing), *others])
+
+    broken = pictures.Source(whole.source, whole.classes, {**whole.splits, "train": listed})
+    with pytest.raises(DataError, match=rf"0\.JPEG: a damaged picture \({type(error).__name__}: "):
+        prepared.prepare(broken, folder, False, silent)
+    assert prepared.prepare(broken, folder, True, silent).samples["train"] == 11
+
+
+def test_a_class_of_which_every_picture_was_skipped_is_named(tmp_path: Path) -> None:
+    real_pictures.write_folders(tmp_path / "files")
+    for path in (tmp_path / "files" / "train" / "flower").iterdir():
+        path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(DataError, match="no picture to train on of class flower; 6 were skipped"):
+        prepared.prepare(source(tmp_path / "files"), tmp_path / "imagenet100", True, silent)
+
+
+@pytest.mark.parametrize("label", [-1, 2, None])
+def test_labels_of_hugging_faces_pictures_must_be_classes(label: int | None) -> None:
+    rows = pictures._rows("some, test", [{"image": {}, "label": 1}, {"image": {}, "label": label}], "image", "label", 2)
+    with pytest.raises(DataError, match=f"Hugging Face, some, test, row 1: label {label}; labels are 0 to 1"):
+        list(rows())
+
+
+def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    real_pictures.write_folders(tmp_path / "files")
+    left, others = tmp_path / ".imagenet100.4194303", tmp_path / ".imagenet1k.4194303"
+    for folder in (left, others):
+        folder.mkdir()
+        (folder / "train-00000.bin").write_bytes(b"half")
+    prepared.prepare(source(tmp_path / "files"), tmp_path / "imagenet100", False, silent)
+    assert not left.exists()
+    assert others.exists()
+
+
+def test_labels_of_prepared_pictures_are_copied_once(tmp_path: Path) -> None:
+    real_pictures.write_folders(tmp_path / "files")
+    prepared.prepare(source(tmp_path / "files"), tmp_path / "imagenet100", False, silent)
+    train = prepared.load("imagenet100", tmp_path / "imagenet100").train
+    assert train.labels is train.labels
 
 
 @pytest.mark.parametrize(

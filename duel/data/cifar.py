@@ -6,6 +6,7 @@ Two forms: binary (a label byte or two, then 3072 pixels) and "python", pickles 
 import io
 import pickle
 import tarfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,7 @@ def _archive(path: Path, folder: str, names: tuple[str, ...]) -> dict[str, bytes
                 if name in names and member.isfile() and member.size <= MOST_BYTES:
                     file = archive.extractfile(member)
                     found[name] = file.read() if file else b""
-    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: truncated or damaged archive ({error}); download it again") from None
     if missing := [name for name in names if name not in found]:
         raise DataError(f"{path}: {', '.join(missing)} missing in it; download it again")

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,8 +32,10 @@ def cora(folder: Path, name: str) -> Dataset | None:
         return None
     if not cites.is_file():
         raise DataError(f"{folder}: {content.name} is there, {cites.name} is missing")
-    lines = [line.split() for line in content.read_text().splitlines() if line.strip()]
-    width = len(lines[0]) if lines else 0
+    lines = [line.split() for line in content.read_text(errors="replace").splitlines() if line.strip()]
+    if not lines:
+        raise DataError(f"{content}: no paper in it; download and unpack it again")
+    width = len(lines[0])
     for number, line in enumerate(lines, 1):
         if len(line) != width or width < 3:
             raise DataError(f"{content}, line {number}: {len(line)} fields; the first line has {width}")
@@ -58,7 +61,7 @@ def _citations(path: Path, ids: dict[str, int]) -> tuple[Ints, Ints, int]:
     """Return senders and receivers of each link, both ways and with self-loops, and how many named unknown papers."""
     pairs = set()
     unknown = 0
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         fields = line.split()
         if not fields:
             continue
@@ -148,7 +151,7 @@ def _table(path: Path) -> npt.NDArray[np.float64]:
     try:
         found = list(rows())
         return np.array(found, np.float64).reshape(len(found), -1)
-    except (ValueError, EOFError, OSError) as error:
+    except (csv.Error, zlib.error, ValueError, EOFError, OSError) as error:
         raise DataError(f"{path}: truncated or damaged ({error}); download it again") from None
 
 

@@ -108,14 +108,19 @@ def of_hugging_face(name: str, download: bool) -> Source | None:
             raise DataError(f"Hugging Face, {name}: no column of pictures, or none of classes; it has {there.features}")
         classes = tuple(there.features[label].names)
         plain = there.cast_column(image, datasets.Image(decode=False))
-        splits[split] = _rows(f"{name}, {split}", plain, image, label)
+        splits[split] = _rows(f"{name}, {split}", plain, image, label, len(classes))
     return Source(f"Hugging Face's {name}", classes, splits)
 
 
-def _rows(where: str, table: Iterable[dict[str, Any]], image: str, label: str) -> Callable[[], Iterator[Encoded]]:
+def _rows(
+    where: str, table: Iterable[dict[str, Any]], image: str, label: str, classes: int
+) -> Callable[[], Iterator[Encoded]]:
     def listed() -> Iterator[Encoded]:
         for number, row in enumerate(table):
-            yield Encoded(f"{where}, row {number}", int(row[label]), functools.partial(_content, row[image]))
+            found = row[label]
+            if found is None or not 0 <= found < classes:  # a split to be guessed has -1
+                raise DataError(f"Hugging Face, {where}, row {number}: label {found}; labels are 0 to {classes - 1}")
+            yield Encoded(f"{where}, row {number}", int(found), functools.partial(_content, row[image]))
 
     return listed
 

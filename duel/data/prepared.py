@@ -9,6 +9,7 @@ A prepared data set is a folder::
 
 import concurrent.futures
 import errno
+import functools
 import hashlib
 import itertools
 import json
@@ -60,7 +61,7 @@ class Stored:
     shards: tuple[Bytes, ...]
     records: npt.NDArray[Any]
 
-    @property
+    @functools.cached_property
     def labels(self) -> Labels:
         return np.ascontiguousarray(self.records["label"])
 
@@ -81,6 +82,9 @@ def prepare(source: Source, folder: Path, skip: bool, say: Say) -> About:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with files.locked(folder.with_name(f".{folder.name}.lock"), wait=True):
+            for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
+                if left.is_dir() and left.suffix[1:].isdecimal():
+                    shutil.rmtree(left, ignore_errors=True)
             if (folder / ABOUT).exists():
                 return about(folder)
             new = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -101,9 +105,13 @@ def _written(source: Source, folder: Path, skip: bool, say: Say) -> About:
     skipped: list[str] = []
     samples = {}
     for split in SPLITS:
-        samples[split] = _write_split(split, source.splits[split](), folder, skipped if skip else None, say)
-        if not samples[split]:
+        labels = _write_split(split, source.splits[split](), folder, skipped if skip else None, say)
+        samples[split] = len(labels)
+        if not labels:
             raise DataError(f"{source.source}: no picture for {split} could be read")
+        if split == "train" and (missing := sorted(set(range(len(source.classes))) - set(labels))):
+            emptied = ", ".join(source.classes[label] for label in missing[:10])
+            raise DataError(f"{source.source}: no picture to train on of class {emptied}; {len(skipped)} were skipped")
     names = sorted(entry.name for entry in os.scandir(folder))
     sizes = {name: (folder / name).stat().st_size for name in names}
     found = About(
@@ -116,7 +124,10 @@ def _written(source: Source, folder: Path, skip: bool, say: Say) -> About:
     return found
 
 
-def _write_split(split: str, pictures: Iterator[Encoded], folder: Path, skipped: list[str] | None, say: Say) -> int:
+def _write_split(
+    split: str, pictures: Iterator[Encoded], folder: Path, skipped: list[str] | None, say: Say
+) -> list[int]:
+    """Write the pictures of one split; return their labels."""
     records: list[tuple[int, int, int, int, int]] = []
     number, offset = 0, 0
     out = open(_shard(folder, split, 0), "wb")  # noqa: SIM115 - it is replaced by the next one
@@ -134,14 +145,19 @@ def _write_split(split: str, pictures: Iterator[Encoded], folder: Path, skipped:
     finally:
         out.close()
     np.save(folder / f"{split}.npy", np.array(records, RECORD))
-    return len(records)
+    return [record[-1] for record in records]
 
 
 def _decoded(pictures: Iterator[Encoded], skipped: list[str] | None) -> Iterator[tuple[Encoded, Bytes]]:
     """Yield ``pictures`` decoded, in their order, by as many threads as there are CPUs."""
 
     def one(encoded: Encoded) -> Bytes:
-        return decoded(encoded.read(), LONGEST)
+        try:
+            return decoded(encoded.read(), LONGEST)
+        except DataError:
+            raise
+        except Exception as error:  # a file that may not be read, or whatever damaged metadata make a decoder raise
+            raise DataError(f"{type(error).__name__}: {error}") from None
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         while some := list(itertools.islice(pictures, AHEAD)):

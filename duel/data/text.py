@@ -59,7 +59,10 @@ def _tokenizer(folder: Path) -> Any:
         from tokenizers import ByteLevelBPETokenizer
     except ImportError:
         raise DataError("GPT-2's byte pairs need the package tokenizers; --dataset text needs none") from None
-    return ByteLevelBPETokenizer(*(str(folder / name) for name in TOKENIZER))
+    try:
+        return ByteLevelBPETokenizer(*(str(folder / name) for name in TOKENIZER))
+    except Exception as error:  # the library has no class of its own for a damaged file
+        raise DataError(f"{folder}: {' or '.join(TOKENIZER)} is damaged ({error}); download both again") from None
 
 
 def _pairs(folder: Path, text: bytes) -> Tokens:

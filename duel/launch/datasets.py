@@ -110,12 +110,20 @@ def _saved(data: Path, name: str) -> str:
 
 
 def check(name: str, data: Path, say: Say) -> None:
-    """Read all of a data set. Raises UserError for what is damaged."""
+    """Read all of a data set. Raises UserError for what is damaged, or was fetched and is not what was published."""
     place = Place(data)
+    fetched = [file for file in KNOWN[name].files if (data / file.name).is_file()]
     try:
         if KNOWN[name].hub and (place.prepared / name).is_dir():
             prepared.check(place.prepared / name)
         found = known.load(name, place, 32)
+        sums = {file: _md5(data / file.name) for file in fetched}
     except (DataError, OSError) as error:
         raise UserError(str(error)) from error
-    say(f"{name} is whole: {found.source}")
+    for file, md5 in sums.items():
+        if md5 != file.md5:
+            raise UserError(
+                f"{data / file.name}: its checksum is {md5}, that of the published file {file.md5}; "
+                f"'main.py data {name} --download' fetches it again"
+            )
+    say(f"{name} is whole{', with the published checksums' if fetched else ''}: {found.source}")
