@@ -25,6 +25,9 @@ ALIKE = (
     *("preset", "dataset", "parameters", "weights_sha256", "data_sha256", "code_sha256", "git_sha"),
     *("learning_rate", "loss_steps", "recipe", "target_accuracy", "seed", "seen_sha256"),
 )
+# Of these a training to accuracy may have others on each side, as after an interruption between the two: they bar only
+# the comparison of its times and energy.
+MACHINE = ("host", "device_id", "cpus")
 ACCURACY = {"fp32": 0.02, "tf32": 0.03, "bf16": 0.05, "fp16": 0.03}  # of the held-out samples
 # Relative difference of the held-out loss with the initial weights, which only rounding may cause.
 EVALUATED = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 3e-2, "fp16": 1e-2}
@@ -54,11 +57,16 @@ def verdict(one: Row, other: Row, evidence_of: EvidenceOf) -> str:
         wrong += [
             f"{name} ({' | '.join(_text(getattr(row, name)) for row in sides)})"
             for name in ALIKE
-            if len({getattr(row, name) for row in sides}) > 1
+            if len({getattr(row, name) for row in sides}) > 1 and not (name in MACHINE and one.recipe)
         ]
         wrong += _variables_apart(*sides) + _apart(*sides)
         wrong += _disproved(evidence_of, *sides)
     return f"{NOT_COMPARABLE}: {'; '.join(wrong)}" if wrong else COMPARABLE
+
+
+def machines_apart(one: Row, other: Row) -> bool:
+    """Return whether the sides of a pair ran on other machines or devices."""
+    return any(getattr(one, name) != getattr(other, name) for name in MACHINE)
 
 
 def _faults(row: Row) -> list[tuple[str, str]]:

@@ -16,8 +16,8 @@ import real_pictures
 from conftest import Main, rows_of
 from wandb_server import on_disk
 
-from duel import recipes
-from duel.catalogue import BENCHMARKS, SGD
+from duel import comparability, recipes
+from duel.catalogue import BENCHMARKS, FRAMEWORKS, SGD
 from duel.comparability import COMPARABLE
 from duel.record import Row
 from duel.report import figures, learned
@@ -247,6 +247,19 @@ def test_trainings_that_are_not_comparable_have_no_verdict() -> None:
     rows = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") for one in sides(0.0, 0.0, 0.0, 0.0, 0.0)]
     assert "NOT COMPARABLE: seen_sha256" in learned.verdict(rows)
     assert learned.difference(rows) is None
+
+
+def test_sides_on_different_machines_are_compared_by_accuracy_alone() -> None:
+    jax, pytorch = (row(name, 0, 0.9, host="a", device_id="0", cpus=8) for name in FRAMEWORKS)
+    for column, other in (("host", "b"), ("device_id", "1"), ("cpus", 4)):
+        there = pytorch.replace(**{column: other})
+        assert f"{column} (" not in comparability.verdict(jax, there, lambda row: [])
+        measured = (one.replace(recipe=None) for one in (jax, there))
+        assert f"{column} (" in comparability.verdict(*measured, lambda row: [])
+        shown = {line[0] for line in learned.table([jax, pytorch]).lines}
+        left = learned.table([jax, there])
+        assert shown - {line[0] for line in left.lines} == {"training time"}
+        assert "no times or energy: the sides of seed 0 ran on different machines or devices" in left.notes
 
 
 def test_each_group_of_trainings_has_its_curves_in_the_report(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from duel import recipes
 from duel.catalogue import FRAMEWORKS
-from duel.comparability import COMPARABLE, partners
+from duel.comparability import COMPARABLE, machines_apart, partners
 from duel.files import Damaged, fitting, read
 from duel.record import Row
 from duel.report.figure_data import Record
@@ -131,13 +131,16 @@ def table(rows: Sequence[Row]) -> Table:
     """Return both sides beside each other: means over seeds, with the lowest and highest accuracy."""
     rows = counted(rows)
     sides = _sides(rows)
-    lines = [[text, *(cell(mine) for mine in sides.values())] for text, cell in _LINES]
+    apart = ", ".join(str(one.seed) for one, other in partners(rows) if machines_apart(one, other))
+    shown = _LINES if apart else _LINES + _OF_MACHINE
+    lines = [[text, *(cell(mine) for mine in sides.values())] for text, cell in shown]
     lines = [line for line in lines if any(line[1:])]
     found = recipes.recipe(str(rows[0].benchmark), str(rows[0].dataset), rows[0].epochs, rows[0].batch_size)
     notes = [f"recipe: {rows[0].recipe}; {found.source}"]
     notes += [f"published aim: {_percent(found.aim)} top-1"] if found.aim else []
     notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
     notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
+    notes += [f"no times or energy: the sides of seed {apart} ran on different machines or devices"] if apart else []
     right = list(range(1, 1 + len(sides)))
     return Table(["mean over seeds", *sides], lines, notes, right=right, title=[verdict(rows)])
 
@@ -212,6 +215,8 @@ _LINES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
     ("top-5 accuracy", lambda rows: _percent(_mean(rows, "top5"))),
     ("held-out loss", _number("held_out_loss", "")),
     ("epochs", lambda rows: f"{_mean(rows, 'trained_epochs'):g}"),
+]
+_OF_MACHINE: list[tuple[str, Callable[[Sequence[Row]], str]]] = [  # what the machine decides, too
     ("training time", _number("training_seconds", "s")),
     ("training energy", _number("training_joules", "J")),
     ("waiting for data", lambda rows: _percent(_mean(rows, "waiting_share"))),
