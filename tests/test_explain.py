@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -222,7 +223,11 @@ def test_a_layer_is_repeated_alone_in_both_frameworks(
     seconds = reproduction.run(scripts, {name: interpreter(name) for name in scripts})
     assert all(value > 0 for value in seconds.values())
     assert all(len(script.read_text().splitlines()) <= 80 for script in scripts.values())
-    assert "HloModule" in (tmp_path / reproduction.CODE["jax"]).read_text()
+    hlo = (tmp_path / reproduction.CODE["jax"]).read_text()
+    opcodes = re.findall(r" (convolution|dot|scatter|gather)\(", hlo)
+    product = {"convolution": "convolution", "linear": "dot"}.get(layer.kind)
+    passes = [product] * 3 if product else ["gather", "scatter"] if layer.kind == "sum over edges" else []
+    assert sorted(opcodes) == passes, "not forward and backward: for a product, the gradients of both arguments"
     assert "def call(" in (tmp_path / reproduction.CODE["pytorch"]).read_text()
 
 
