@@ -141,6 +141,7 @@ class _Reader:
         self.on_host: list[Kernel] = []
         self._compiled, self._counted = compiled, counted
         self._top = _Where(float("inf"), stage="forward" if training else "")
+        self._calls: Counter[str] | None = None  # of kernels so far in the step, in whichever thread
         self._open: dict[Any, list[_Where]] = defaultdict(list)  # by thread
         self._forward: dict[int, _Where] = {}  # by sequence number: what a backward operation belongs to
         self._launched: dict[Any, _Where] = {}
@@ -172,7 +173,8 @@ class _Reader:
         """Return what holds inside the event ``name``, which is inside ``around``."""
         around = around._replace(amount=NOTHING)
         if name == STEP:
-            return around._replace(calls=Counter())
+            self._calls = Counter()
+            return around._replace(calls=self._calls)
         if name.startswith(MODULE):
             path, _, layer = name.removeprefix(MODULE).partition(":")
             return around._replace(module=path, layer=layer, operations=())
@@ -183,7 +185,9 @@ class _Reader:
         if name.startswith("autograd::engine::evaluate_function"):
             belongs = self._forward.get(known.get("Sequence number", -1), around)
             region = (belongs.region[0], True) if belongs.region else None
-            return belongs._replace(stage="backward", operations=(), region=region, calls=Counter())
+            backward = belongs._replace(stage="backward", operations=(), region=region)
+            backward = backward._replace(amount=NOTHING, counted=False)  # those are of the forward operation
+            return backward._replace(calls=Counter() if region else self._calls)
         if name in self._compiled.loops:
             return around._replace(**self._compiled.loops[name]._asdict())
         if "::" not in name or name.startswith("torch::") or not kinds.works(name):
@@ -194,8 +198,9 @@ class _Reader:
             calls = self._compiled.calls.get(around.region, {}).get(name.rpartition("::")[2], [])
             if loop := _next(calls, around.calls, name):
                 return around._replace(**loop._asdict())
-        counted = None if around.region or around.counted else self._counted.get(name)
-        if amount := _next(counted or [], around.calls, name):
+        # Of a compiled model, the optimizer's operations alone were counted.
+        counts = not around.counted and (around.stage == "optimizer" or not self._compiled.calls)
+        if amount := _next(self._counted.get(name, []) if counts else [], around.calls, name):
             around = around._replace(amount=amount, counted=True)
         return around._replace(operations=self._of_call(name, around, known))
 

@@ -117,6 +117,39 @@ def test_a_trace_of_pytorch_on_a_cpu_is_divided_by_kind_module_and_stage(tmp_pat
     }
 
 
+COUNTED = """
+import json, sys
+from pathlib import Path
+import _inductor, profiling
+from _counting import Amount
+counted = {"aten::conv2d": [Amount(10, 1), Amount(20, 2)], "aten::convolution_backward": [Amount(40, 4), Amount(10, 3)]}
+trace = profiling._read(Path(sys.argv[1]), _inductor.Compiled({}, {}), counted, True)
+print(json.dumps([[k.operations[0].module, k.operations[0].stage, k.flops, k.bytes] for k in trace.kernels]))
+"""
+
+
+def test_what_a_backward_operation_computes_is_its_own_and_not_that_of_its_forward_operation(tmp_path: Path) -> None:
+    """The backward pass is in a thread of its own, as on a GPU, and goes through the layers from the last on."""
+    events = [STEP]
+    for number, start in ((1, 100), (2, 200)):
+        events.append(event(f"module:conv{number}:convolution", start, 50, "user_annotation"))
+        events.append(event("aten::conv2d", start + 10, 30, **{"Sequence number": number}))
+    for number, start in ((2, 500), (1, 600)):
+        name = "autograd::engine::evaluate_function: ConvolutionBackward0"
+        events.append(event(name, start, 50, **{"Sequence number": number}) | {"tid": 2})
+        events.append(event("aten::convolution_backward", start + 10, 30) | {"tid": 2})
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    done = ran("pytorch", COUNTED, str(file))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        ["conv1", "forward", 10, 1],
+        ["conv2", "forward", 20, 2],
+        ["conv2", "backward", 40, 4],
+        ["conv1", "backward", 10, 3],
+    ]
+
+
 def test_a_trace_of_pytorch_on_a_gpu_is_divided_by_what_launched_each_kernel(tmp_path: Path) -> None:
     """By a stand-in: kernels that run at the same time share it."""
     assert of_chrome(tmp_path, ON_GPU) == {
@@ -223,9 +256,17 @@ def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(m
         assert found.seconds(kind=kinds.OPTIMIZER) > 0
         assert found.memory[profile.PARAMETERS] == 4 * 3014 or framework == "pytorch"
         assert any(profile.path(run.folder, number).with_suffix("").rglob("*.json.gz"))
-        first = [part.flops for part in found.parts if (part.module, part.stage) == ("conv1", "forward")]
-        products[framework] = sum(first)
-    assert products["jax"] == pytest.approx(products["pytorch"]) != 0, "steps or calls are counted differently"
+        convolutions = [part for part in found.parts if part.kind == kinds.CONVOLUTION]
+        for part in convolutions:
+            where = framework, part.module, part.stage
+            products[where] = products.get(where, 0.0) + part.flops
+        assert all(part.bytes > 0 for part in convolutions if part.flops)
+    first = [products[framework, "conv1", "forward"] for framework in ("jax", "pytorch")]
+    assert first[0] == pytest.approx(first[1]) != 0, "steps or calls are counted differently"
+    # The gradient of the kernel and, but for the first layer, of the images: as many FLOP each as forward.
+    for module, times in (("conv1", 1), ("conv2", 2)):
+        forward, backward = (products["pytorch", module, stage] for stage in ("forward", "backward"))
+        assert backward == pytest.approx(times * forward) != 0
     for row in run.rows():  # a busy machine is no defect
         quiet = row.replace(foreign_load=0.0, blocks=5, left_out_blocks=0, left_out=None, waited_seconds=0.0)
         found = profile.read(run.folder, row.row or 0)
