@@ -39,6 +39,7 @@ class Part(msgspec.Struct):
     calls: float = 0.0
     flops: float = 0.0  # of matrix products and convolutions, two per multiply-add
     bytes: float = 0.0  # that its kernels read and write at least
+    counted: bool = True  # whether the FLOP of all its kernels are known
 
 
 class Long(Part):
@@ -171,6 +172,7 @@ def _add(part: Part, kernel: Kernel, seconds: float, steps: int) -> None:
     part.calls += kernel.calls / steps
     part.flops += kernel.calls * kernel.flops / steps
     part.bytes += kernel.calls * kernel.bytes / steps
+    part.counted = part.counted and kernel.counted
 
 
 def _timeline(trace: Trace, framework: str) -> list[Bar]:

@@ -37,6 +37,7 @@ class Kernel(msgspec.Struct, frozen=True):
     lane: int | None = None
     calls: int = 1  # 0 for a part of a call that another thread ran
     container: bool = False
+    counted: bool = True  # whether its FLOP are known
 
 
 class Trace(msgspec.Struct):

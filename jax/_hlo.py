@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from duel import kinds
 from duel.trace import Operation
 
 MODULE = "module:"  # begins the named scope of a module; a layer's kind may follow its name after a colon
@@ -17,6 +18,7 @@ _SHAPE = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\]")
 _SCOPE = re.compile(MODULE + r"([\w.]*)(?::(\w+))?")
 _STEPS = re.compile(r"\[\\*'(\w+)\\*'\]|\[(\d+)\]")
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "bf16": 2, "c64": 8, "c128": 16}
+PRODUCTS = (kinds.PRODUCT, kinds.CONVOLUTION, kinds.ATTENTION)  # whose FLOP count
 CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")
 
 
@@ -164,6 +166,13 @@ class Program:
         sides = [self._sides(other) for other in one.operands[:2]]
         each = _summed(one, sides[0]) if one.opcode == "dot" else _window(one, sides)
         return 2 * math.prod(_numbers(results)) * each
+
+    def counted(self, name: str) -> bool:
+        """Return whether the FLOP of instruction ``name`` are known: a library's call does not say them."""
+        one = self.instructions.get(name)
+        if one is None or one.opcode == "fusion":
+            return one is None or all(self.counted(each.name) for inner in one.called for each in self._members[inner])
+        return one.opcode in ("dot", "convolution") or kinds.named(one.operation, "jax") not in PRODUCTS
 
     def _sides(self, name: str) -> list[int]:
         found = _SHAPE.findall(self.instructions[name].shape) if name in self.instructions else []

@@ -146,5 +146,6 @@ def _read(file: Path, program: Program) -> Trace:
 def _kernel(name: str, start: float, end: float, program: Program, lane: int | None = None) -> Kernel:
     one = program.instructions.get(name)
     container = one is not None and one.opcode in CONTAINERS
+    inside, known = program.operations(name), program.counted(name)
     amounts = program.flops(name), program.bytes(name)
-    return Kernel(name, start, end, program.operations(name), *amounts, lane=lane, container=container)
+    return Kernel(name, start, end, inside, *amounts, lane=lane, container=container, counted=known)

@@ -95,6 +95,17 @@ def test_the_parts_of_a_step_add_up_to_its_wall_time() -> None:
     assert found.explained == pytest.approx(2 / 3)
 
 
+def test_a_part_is_counted_if_the_flop_of_all_its_kernels_are() -> None:
+    kernels = [kernel(0.0, 1.0, "dot"), kernel(1.0, 2.0, "dot", counted=False), kernel(2.0, 3.0)]
+    found = Profile("run", 0, "jax")
+    profile.divide(Trace([(0.0, 3.0)], kernels), found)
+    assert {part.kind: part.counted for part in found.parts} == {
+        kinds.PRODUCT: False,
+        kinds.ELEMENTWISE: True,
+        kinds.IDLE: True,
+    }
+
+
 def side(framework: str, seconds: float, **parts: float) -> Side:
     found = Profile(
         "run", 0, framework, step_seconds=seconds, parts=[Part(name, "", "", each) for name, each in parts.items()]
@@ -173,6 +184,9 @@ def test_the_roof_is_the_ceiling_that_takes_longer() -> None:
         found.parts[0].flops, found.parts[0].bytes = flops, moved
     assert one.roofs(kinds.PRODUCT) == ["compute 50%", "memory 50%"]
     assert one.roofs(kinds.COPIES) == ["", ""]
+    one.pairs[0][0][1].parts[0].counted = False
+    assert one.roofs(kinds.PRODUCT) == ["", "memory 50%"]
+    assert [flops for _, flops, _ in one.work(kinds.PRODUCT)] == [0.0, 100.0]
 
 
 def test_a_row_whose_profile_is_damaged_or_not_there_is_named_and_the_others_are_explained(tmp_path: Path) -> None:

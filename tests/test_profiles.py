@@ -42,6 +42,35 @@ def test_a_compiled_program_says_what_each_instruction_computes_and_where() -> N
     assert (kind, told.module) == (kinds.NORMS, "bn1")
 
 
+CALLS = """HloModule calls
+
+%fused (x: f32[8,4], y: f32[4,2]) -> f32[8,2] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %y = f32[4,2]{1,0} parameter(1)
+  ROOT %inner = f32[8,2]{1,0} dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (a: f32[8,4], b: f32[4,2]) -> f32[8,2] {
+  %a = f32[8,4]{1,0} parameter(0)
+  %b = f32[4,2]{1,0} parameter(1)
+  %triton = f32[8,2]{1,0} fusion(%a, %b), kind=kCustom, calls=%fused
+  %gemm = (f32[8,2]{1,0}, s8[64]{0}) custom-call(%a, %b), custom_call_target="__cublas$gemm"
+  %conv = (f32[8,2]{1,0}, u8[0]{0}) custom-call(%a, %b), custom_call_target="__cudnn$convForward"
+  %attention = (f32[8,2]{1,0}, u8[0]{0}) custom-call(%a, %b), custom_call_target="__cudnn$fmhaSoftmax"
+  %keys = u32[4]{0} custom-call(%a), custom_call_target="cu_threefry2x32"
+  ROOT %product = f32[8,2]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def test_the_flop_of_a_librarys_products_are_not_known() -> None:
+    program = hlo().Program(CALLS, training=False)
+    known = {name: program.counted(name) for name in ("triton", "product", "keys", "gemm", "conv", "attention")}
+    assert [name for name in known if not known[name]] == ["gemm", "conv", "attention"]
+    assert program.flops("triton") == program.flops("product") == 2 * 8 * 2 * 4
+    assert program.flops("gemm") == 0
+
+
 def test_what_the_compiler_made_belongs_to_the_weights_that_it_updates() -> None:
     (gradient,) = hlo().Program(HLO, training=True).operations("gradient")
     assert (gradient.module, gradient.layer, gradient.stage) == ("conv1", "depthwise", "backward")
@@ -244,7 +273,7 @@ def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(m
     assert main(*options).returncode == 0
     results = Results(checkout / "results")
     (run,) = results.runs()
-    products = {}
+    products: dict[tuple[str, str, str], float] = {}
     for number, framework in enumerate(("jax", "pytorch")):
         found = profile.read(run.folder, number)
         assert found is not None

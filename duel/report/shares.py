@@ -124,7 +124,8 @@ class Explained:
         return rate, max(row.copy_bytes_per_second or 0.0 for row in rows)
 
     def work(self, kind: str) -> list[tuple[float, float, float]]:
-        """Return the seconds, FLOP and bytes of this kind of work in a step of each side."""
+        """Return the seconds, FLOP and bytes of this kind of work in a step of each side; 0 FLOP and bytes if the FLOP
+        of some of it are not known."""
         sides = []
         for row, found in self.pairs[0]:
             parts = [part for part in found.parts if part.kind == kind]
@@ -132,7 +133,8 @@ class Explained:
             seconds, flops, moved = (
                 sum(getattr(part, name) for part in parts) for name in ("seconds", "flops", "bytes")
             )
-            sides.append((scale * seconds, flops, moved))
+            known = all(part.counted for part in parts)
+            sides.append((scale * seconds, flops, moved) if known else (scale * seconds, 0.0, 0.0))
         return sides
 
     def roofs(self, kind: str) -> list[str]:
