@@ -70,7 +70,7 @@ KINDS: dict[str, tuple[str, str]] = {
         sqrt rsqrt reciprocal square sign sin cos tanh* sigmoid* log_sigmoid* erf* relu* leaky_relu* threshold*
         hardtanh* hardswish* hardsigmoid* gelu* silu* elu* softplus* clamp* clip where maximum minimum eq ne lt le gt ge
         logical_* bitwise_* isfinite isnan masked_fill floor ceil round trunc nan_to_num binary_cross_entropy* type_as
-        _foreach_* _fused_*""",
+        convert_element_type _foreach_* _fused_*""",
     ),
     COPIES: (
         """bitcast bitcast-convert broadcast concatenate copy copy-start copy-done iota pad reshape reverse slice
@@ -82,14 +82,19 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 # An update of a weight that is fused with what makes its gradient counts as the optimizer's.
 ORDER = {kind: place for place, kind in enumerate((*list(KINDS)[:-2], OPTIMIZER, ELEMENTWISE, COPIES, OTHER))}
-# Allocations and views do no work: they count with the operation that calls them.
-NO_WORK = """
+# Allocations and views do no work: they count with the operation that calls them. What is a view in PyTorch is one in
+# HLO only as a bitcast: a transpose or slice that is left in a compiled program copies.
+NO_WORK = (
+    """
     parameter constant tuple get-tuple-element after-all partition-id replica-id opt-barrier
+    """,
+    """
     empty* view* reshape _reshape* as_strided t transpose permute expand* slice select split* unsafe_split* chunk unbind
     squeeze unsqueeze narrow detach alias lift_fresh resize* set new_* result_type is_* _unsafe_view flatten unflatten
     movedim swapaxes numpy_T ravel broadcast_to _has_* size stride data requires_grad _conj resolve_* sparse_*tensor*
     _sparse_*tensor* crow_indices col_indices values _nnz
-"""
+    """,
+)
 # By the kind of a layer ("norm", "depthwise", "convolution", "attention"): which kinds count as its own work.
 LAYERS: dict[str, dict[str, str]] = {
     "norm": {ELEMENTWISE: NORMS},
@@ -107,7 +112,7 @@ _BY_FRAMEWORK = {
     framework: {kind: _pattern(names[side]) for kind, names in KINDS.items() if names[side]}
     for side, framework in enumerate(FRAMEWORKS)
 }
-_NO_WORK = _pattern(NO_WORK)
+_NO_WORK = {framework: _pattern(names) for framework, names in zip(FRAMEWORKS, NO_WORK, strict=True)}
 _NAMESPACE = re.compile("^(aten|mkldnn|mkl|quantized|sparse|prims|inductor)::")
 
 
@@ -122,17 +127,24 @@ def kind(operation: Operation, framework: str) -> str:
 @functools.cache
 def named(name: str, framework: str) -> str:
     """Return the kind that an operation's name stands for, ``OTHER`` if it is not in the table."""
-    # An opcode of HLO has neither a namespace nor a final underscore; the target of a custom call may have both.
-    short = name if framework == "jax" else _NAMESPACE.sub("", name).rstrip("_")
+    short = _short(name, framework, _NAMESPACE.sub("", name))
     return next((kind for kind, names in _BY_FRAMEWORK[framework].items() if names.match(short)), OTHER)
 
 
-def works(name: str) -> bool:
+def works(name: str, framework: str) -> bool:
     """Return whether an operation does more than allocate, or look at an array in another way."""
-    return not _NO_WORK.match(name.rpartition("::")[2].rstrip("_"))
+    return not _NO_WORK[framework].match(_short(name, framework, name.rpartition("::")[2]))
+
+
+def _short(name: str, framework: str, bare: str) -> str:
+    """Return ``name`` as the tables have it: of PyTorch's, what is ``bare`` of a namespace, without a final underscore.
+
+    An opcode of HLO has neither; the target of a custom call may have both.
+    """
+    return name if framework == "jax" else bare.rstrip("_")
 
 
 def telling(operations: Iterable[Operation], framework: str) -> tuple[str, Operation] | None:
     """Return the operation that a kernel's time counts for, with its kind; None if there is none that works."""
-    found = [(kind(one, framework), one) for one in operations if works(one.name)]
+    found = [(kind(one, framework), one) for one in operations if works(one.name, framework)]
     return min(found, key=lambda each: ORDER[each[0]], default=None)

@@ -20,6 +20,7 @@ from duel.trace import Kernel, Operation, Trace
 
 STEP = "duel step"
 MODULE = "module:"
+CAST = "prims::convert_element_type"  # as it is called in a compiled graph
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what ran on a GPU
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 NOTHING = Amount()
@@ -190,7 +191,7 @@ class _Reader:
             return backward._replace(calls=Counter() if region else self._calls)
         if name in self._compiled.loops:
             return around._replace(**self._compiled.loops[name]._asdict())
-        if "::" not in name or name.startswith("torch::") or not kinds.works(name):
+        if "::" not in name or name.startswith("torch::") or not kinds.works(name, "pytorch"):
             return around  # autograd's own bookkeeping, for one
         if around.region and around.operations:
             return around  # a part of a graph's kernel
@@ -207,7 +208,10 @@ class _Reader:
     def _of_call(self, name: str, around: _Where, known: Mapping[str, Any]) -> Operations:
         """Return what the call of PyTorch's own operation ``name`` is."""
         layer = "attention" if kinds.named(name, "pytorch") == kinds.ATTENTION else around.layer
-        detail = f"{known.get('Input Dims', '')} {known.get('Input type', '')}"
+        types = known.get("Input type", "")
+        if name == "aten::copy_" and len(set(types[:2])) == 2:
+            name = CAST  # of the second array into the first
+        detail = f"{known.get('Input Dims', '')} {types}"
         return (Operation(name, around.module, layer, around.stage, detail[:400]),)
 
     def on_device(self) -> list[Kernel]:

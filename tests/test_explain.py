@@ -60,6 +60,8 @@ def test_a_loop_has_only_the_time_that_nothing_inside_it_takes() -> None:
         ("pytorch", "aten::threshold_backward", kinds.ELEMENTWISE),
         ("pytorch", "aten::index_add_", kinds.MOVES),
         ("pytorch", "aten::copy_", kinds.COPIES),
+        ("pytorch", "prims::convert_element_type", kinds.ELEMENTWISE),
+        ("jax", "convert", kinds.ELEMENTWISE),
         ("pytorch", "aten::_scaled_dot_product_flash_attention_for_cpu", kinds.ATTENTION),
         ("pytorch", "aten::frobnicate", kinds.OTHER),
     ],
@@ -82,6 +84,18 @@ def test_a_fused_loop_is_of_its_most_telling_operation() -> None:
     assert found is not None
     assert (found[0], found[1].module) == (kinds.PRODUCT, "b")
     assert kinds.telling([Operation("parameter"), Operation("tuple")], "jax") is None
+
+
+@pytest.mark.parametrize("name", ["transpose", "slice", "reshape", "broadcast"])
+def test_what_is_a_view_in_pytorch_copies_where_it_is_left_in_hlo(name: str) -> None:
+    found = kinds.telling([Operation("parameter"), Operation(name)], "jax")
+    assert found == (kinds.COPIES, Operation(name))
+
+
+def test_a_choice_between_values_is_elementwise_in_hlo_and_a_view_is_no_work_in_pytorch() -> None:
+    assert kinds.telling([Operation("select")], "jax") == (kinds.ELEMENTWISE, Operation("select"))
+    for name in ("aten::select", "aten::transpose_", "aten::slice", "aten::_reshape_alias", "aten::t"):
+        assert kinds.telling([Operation(name)], "pytorch") is None
 
 
 def test_the_parts_of_a_step_add_up_to_its_wall_time() -> None:

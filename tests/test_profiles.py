@@ -179,6 +179,20 @@ def test_what_a_backward_operation_computes_is_its_own_and_not_that_of_its_forwa
     ]
 
 
+def test_a_copy_between_two_types_is_a_cast(tmp_path: Path) -> None:
+    events = [
+        STEP,
+        event("aten::_to_copy", 100, 120),
+        event("aten::copy_", 110, 100, **{"Input type": ["c10::BFloat16", "float", "Scalar"]}),
+        event("aten::copy_", 400, 200, **{"Input type": ["float", "float", "Scalar"]}),
+    ]
+    assert of_chrome(tmp_path, events) == {
+        (kinds.ELEMENTWISE, "", "forward"): 100,
+        (kinds.COPIES, "", "forward"): 220,
+        (kinds.IDLE, "", ""): 680,
+    }
+
+
 def test_a_trace_of_pytorch_on_a_gpu_is_divided_by_what_launched_each_kernel(tmp_path: Path) -> None:
     """By a stand-in: kernels that run at the same time share it."""
     assert of_chrome(tmp_path, ON_GPU) == {
