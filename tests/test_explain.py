@@ -259,6 +259,45 @@ def test_a_layer_is_repeated_alone_in_both_frameworks(
     assert "def call(" in (tmp_path / reproduction.CODE["pytorch"]).read_text()
 
 
+def of_a_layer(kind: str, layer: Layer, switches: tuple[str, str] = ("", ""), **row: object) -> Explained:
+    """A point whose difference is of one kind of work in one layer."""
+    one = explained("default", switches, {kind: 1.0}, {kind: 2.0})
+    pair = [(side[0].replace(**row), side[1]) for side in one.pairs[0]]
+    for _, found in pair:
+        found.parts[0].module = "features.1"
+    pair[1][1].layers = {"features.1": layer}
+    return dataclasses.replace(one, pairs=[(pair[0], pair[1])])
+
+
+@pytest.mark.parametrize(
+    ("place", "switches", "row", "words"),
+    [
+        (0, ("depthwise=shifted donation=on", ""), {}, "jax measured it with depthwise=shifted"),
+        (1, ("convolution=gradients", ""), {}, "jax measured it with convolution=gradients"),
+        (5, ("", "aggregation=sparse"), {}, "pytorch measured it with aggregation=sparse"),
+        (1, ("", ""), {"device_kind": "tpu"}, "on a tpu it is not repeated; valid: cpu, gpu"),
+    ],
+)
+def test_what_was_measured_in_another_way_than_the_scripts_would_do_it_is_not_repeated(
+    tmp_path: Path, place: int, switches: tuple[str, str], row: dict[str, str], words: str
+) -> None:
+    kind, layer = LAYERS[place]
+    one = of_a_layer(kind, layer, switches, **row)
+    with pytest.raises(UserError, match=f"of features.1, forward: {words}"):
+        reproduction.write(one, reproduction.largest(one), tmp_path)
+
+
+def test_how_other_work_was_written_does_not_matter_and_the_device_is_the_rows(tmp_path: Path) -> None:
+    one = of_a_layer(*LAYERS[4], ("depthwise=shifted convolution=products", "aggregation=sparse"), device_kind="gpu")
+    scripts = reproduction.write(one, reproduction.largest(one), tmp_path)
+    assert 'device = torch.device("cuda")' in scripts["pytorch"].read_text()
+    assert 'device = jax.devices("gpu")[0]' in scripts["jax"].read_text()
+    one = of_a_layer(*LAYERS[4], device_kind="cpu")
+    scripts = reproduction.write(one, reproduction.largest(one), tmp_path)
+    assert 'device = torch.device("cpu")' in scripts["pytorch"].read_text()
+    assert 'jax.config.update("jax_platforms", "cpu")' in scripts["jax"].read_text()
+
+
 def test_what_cannot_be_repeated_is_said() -> None:
     one = explained("default", ("", ""), {kinds.IDLE: 1.0}, {kinds.IDLE: 2.0})
     with pytest.raises(UserError, match="nothing of the difference can be repeated alone"):

@@ -27,6 +27,13 @@ REPEATED = {
     kinds.PRODUCT: ("linear",),
     kinds.MOVES: ("sum over edges",),
 }
+DEVICES = ("cpu", "gpu")
+# Switches with which a kind of work is written in another way than in the scripts.
+REWRITTEN = {
+    kinds.DEPTHWISE: ("depthwise=shifted",),
+    kinds.CONVOLUTION: ("convolution=products", "convolution=gradients"),
+    kinds.MOVES: ("aggregation=sparse",),
+}
 PRECISIONS = {"jax": {"fp32": '"highest"', "tf32": '"tensorfloat32"'}, "pytorch": {"fp32": "ieee", "tf32": "tf32"}}
 CODE = {"jax": "jax.hlo.txt", "pytorch": "pytorch.inductor.txt"}
 
@@ -66,11 +73,22 @@ def _trains(one: Explained) -> bool:
 
 
 def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
-    """Write both scripts into ``folder`` and return them by framework. Raises UserError for other precisions."""
+    """Write both scripts into ``folder`` and return them by framework.
+
+    Raises UserError if they would not do what was measured.
+    """
     rows = dict(zip(FRAMEWORKS, (row for row, _ in one.pairs[0]), strict=True))
     precision = str(one.outcome.row.precision)
     if precision not in PRECISIONS["jax"]:
-        raise UserError(f"work in {precision} is not repeated; valid: {', '.join(PRECISIONS['jax'])}")
+        raise UserError(f"{found.title}: in {precision} it is not repeated; valid: {', '.join(PRECISIONS['jax'])}")
+    for framework, row in rows.items():
+        if row.device_kind not in DEVICES:
+            raise UserError(f"{found.title}: on a {row.device_kind} it is not repeated; valid: {', '.join(DEVICES)}")
+        if other := [text for text in REWRITTEN.get(found.kind, ()) if text in str(row.switches).split()]:
+            raise UserError(
+                f"{found.title}: {framework} measured it with {other[0]}, which is not repeated; valid: rows in a mode "
+                f"without that switch"
+            )
     environment = Environment(
         loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -84,6 +102,7 @@ def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
             title=found.title,
             file=script.name,
             precision=PRECISIONS[framework][precision],
+            device_kind=row.device_kind,
             layer=found.layer,
             backward=found.backward,
             compiled=f"compile={ON}" in str(row.switches),
