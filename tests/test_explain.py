@@ -192,6 +192,20 @@ def test_what_a_mode_changes_is_told_of_the_side_whose_switches_it_turns() -> No
     assert line.endswith("idle -2 s, matrix product +500 ms")
 
 
+def test_the_modules_of_a_table_add_up_however_many_there_are() -> None:
+    one = explained("default", ("", ""), {kinds.PRODUCT: 0.0}, {kinds.PRODUCT: 0.0})
+    for side_, (_, found) in enumerate(one.pairs[0]):
+        found.parts = [Part(kinds.PRODUCT, f"layer{n}", "", (1 + side_) * (20.0 - n)) for n in range(15)]
+        found.parts += [Part(kinds.PRODUCT, f"small{n}", "", 0.01) for n in range(2)]
+    pair = [(row.replace(step_seconds_p50=sum(p.seconds for p in found.parts)), found) for row, found in one.pairs[0]]
+    one = dataclasses.replace(one, pairs=[(pair[0], pair[1])])
+    (table,) = (part for part in explain.explanation(one) if isinstance(part, Table) and part.head[:1] == ["module"])
+    assert [line[0] for line in table.lines] == [*(f"layer{n}" for n in range(12)), "5 others"]
+    factors = [float(line[3]) for line in table.lines]
+    assert math.prod(factors) == pytest.approx(math.exp(one.log), rel=0.01)
+    assert table.lines[-1][1] == "21 s"  # 8 + 7 + 6 s, and the small ones
+
+
 def test_the_roof_is_the_ceiling_that_takes_longer() -> None:
     one = explained("default", ("", ""), {kinds.PRODUCT: 2.0}, {kinds.PRODUCT: 4.0, kinds.COPIES: 1.0})
     for (_, found), (flops, moved) in zip(one.pairs[0], ((100.0, 1.0), (100.0, 20.0)), strict=True):

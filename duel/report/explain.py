@@ -16,7 +16,7 @@ from duel.results import Results, Run
 from duel.terminal import Table
 
 MOST_NAMED = 3  # shares that have a sentence, and compilations that are listed
-SMALL = 0.01  # of a step: parts that take less on both sides are added up
+SMALL = 0.01  # of a step: parts that take less on both sides are added up, as are modules after the first so many
 MOST_MODULES = 12
 TELLING = 1.1  # a ratio whose difference is worth dividing by percents
 
@@ -118,7 +118,7 @@ def explanation(one: Explained) -> list[Table | str]:
     parts: list[Table | str] = [
         _table(one, by_kind, "kind of work", [head, said]),
         "",
-        _table(one, by_module[:MOST_MODULES], "module", []),
+        _table(one, by_module, "module", [], MOST_MODULES),
         "",
     ]
     parts += [_roofs(one, by_kind), "", _memory(one), ""]
@@ -200,15 +200,16 @@ def _compiled(found: profile.Profile) -> str:
     return f"longest compilations: {'; '.join(texts)}" if texts else ""
 
 
-def _table(one: Explained, shares: Sequence[Share], head: str, title: Sequence[str]) -> Table:
-    """Return the ``shares`` of a ratio, small ones together."""
-    small = [s for s in shares if all(part < SMALL * step for part, step in zip(s.seconds, one.steps, strict=True))]
-    lines = [_line(share, one.log) for share in shares if share not in small]
-    if small:
+def _table(one: Explained, shares: Sequence[Share], head: str, title: Sequence[str], most: int | None = None) -> Table:
+    """Return the ``shares`` of a ratio, at most so many of the large ones and all others together."""
+    large = [s for s in shares if any(part >= SMALL * step for part, step in zip(s.seconds, one.steps, strict=True))]
+    lines = [_line(share, one.log) for share in large[:most]]
+    others = [share for share in shares if share not in large[:most]]
+    if others:
         rest = Share(
-            f"{len(small)} others",
-            (sum(s.seconds[0] for s in small), sum(s.seconds[1] for s in small)),
-            [sum(logs) for logs in zip(*(s.logs for s in small), strict=True)],
+            f"{len(others)} others",
+            (sum(s.seconds[0] for s in others), sum(s.seconds[1] for s in others)),
+            [sum(logs) for logs in zip(*(s.logs for s in others), strict=True)],
         )
         lines.append(_line(rest, one.log))
     columns = [head, *SIDES, "x JAX / PyTorch", "of the difference"]
