@@ -15,6 +15,7 @@ from duel import modes
 from duel.catalogue import USE_CASES
 from duel.files import FORMAT, Damaged, locked, read_record, write_atomically
 from duel.record import Row
+from duel.states import FINISHED
 
 POINT = ("framework", "benchmark", "size", "precision", "module", "product", "samples")
 
@@ -25,6 +26,18 @@ class Trial:
 
     mode: str
     throughput: float | None
+
+
+def trial(row: Row, precision: str) -> Trial:
+    """Return what ``row`` says of its mode in ``precision``."""
+    return Trial(str(row.mode), row.throughput if row.status == FINISHED and not fallback(row, precision) else None)
+
+
+def fallback(row: Row, precision: str) -> str:
+    """Return how a row that finished after crashes of XLA's autotuner is none in ``precision``; empty if it is one."""
+    if row.rung == modes.HANDICAPPED:
+        return "ran without XLA's autotuner only, which crashed"
+    return f"ran in {row.precision} only, after a crash of XLA's autotuner" if row.precision != precision else ""
 
 
 @dataclass(frozen=True)

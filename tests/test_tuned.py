@@ -14,6 +14,7 @@ from duel.files import Damaged
 from duel.job import Job
 from duel.measure import search
 from duel.record import Row
+from duel.report import trials
 from duel.results import Results
 from duel.states import FAILED, FINISHED
 from duel.tuned import Choice, Trial
@@ -122,6 +123,37 @@ def test_a_search_repeats_the_last_comparison_at_most_three_times(
         run.write_row(row.replace(run_id=run.id, status=FINISHED, throughput=rate))
     best = modes_tried[1]
     assert modes_tried == ["default", best] + rounds * [best, "default", "default", best]
+
+
+GPU = {"framework": "jax", "device_kind": "gpu", "device_name": "NVIDIA H100 80GB HBM3"}
+
+
+def test_what_ran_in_another_precision_or_without_the_autotuner_does_not_count(tmp_path: Path) -> None:
+    """After crashes of XLA's autotuner a row may end so; the choice is for what was asked for."""
+    run = Results(tmp_path).run("paired_gpt2_1_trial-260101-000000-00abcd")
+    planned = MNIST.replace(**GPU, benchmark="gpt2", precision="tf32", mode="default", row=0, point=0, preset=TRIAL)
+    run.create([planned])
+    tried: list[str] = []
+    for row in search.rows(run, [planned], 3, tmp_path):
+        tried.append(str(row.mode))
+        fast = tried[2:] and row.mode == tried[2]
+        ended = row.replace(run_id=run.id, status=FINISHED, rung=0, throughput=2.0 if fast else 1.0)
+        if len(tried) < 3:  # the first two: crashes, and then the fastest of all, by other means
+            run.write_row(ended.replace(status=FAILED, throughput=None))
+            last = {"rung": 3, "precision": "fp32"} if len(tried) == 1 else {"rung": modes.HANDICAPPED}
+            ended = ended.replace(row=len(run.rows()), throughput=9.0, **last)
+        run.write_row(ended)
+    stored = tuned.read(tuned.path(tmp_path, GPU["device_name"]))
+    assert stored is not None
+    (choice,) = stored.choices
+    assert (choice.precision, choice.mode) == ("tf32", tried[2])
+    assert [trial.throughput for trial in choice.trials] == [None, None, 2.0, 2.0, 1.0, 1.0, 2.0]
+    said = trials.table(run.rows())
+    assert said.title == [f"gpt2 (tiny, tf32), train_single, batch size 16: jax {tried[2]}, of 3 tried"]
+    assert list(said.notes) == [
+        "jax default: ran in fp32 only, after a crash of XLA's autotuner",
+        f"jax {tried[1]}: ran without XLA's autotuner only, which crashed",
+    ]
 
 
 def measured_again(again: list[float | None]) -> list[Trial]:

@@ -17,7 +17,6 @@ from duel.catalogue import USE_CASES
 from duel.errors import UserError
 from duel.record import Row
 from duel.results import Run
-from duel.states import FINISHED
 from duel.switches import OFF, ON, applicable
 from duel.tuned import Choice, Trial
 
@@ -57,14 +56,19 @@ class _Side:
 
     @property
     def trials(self) -> list[Trial]:
-        return [Trial(str(row.mode), row.throughput if row.status == FINISHED else None) for row in self._ended]
+        return [tuned.trial(row, self._precision) for row in self._ended]
+
+    @property
+    def _precision(self) -> str:
+        """What was asked for: after crashes of XLA's autotuner, a row may have another."""
+        return str(self._planned.precision)
 
     def following(self) -> str | None:
         """Return the mode of the next trial; None if nothing is left to try or the device is unknown."""
         if not self._ended:
             return modes.DEFAULT
         known = next((row for row in self._ended if row.device_kind), None)
-        return following(self.trials, known) if known else None
+        return following(self.trials, known.replace(precision=self._precision)) if known else None
 
     def measured(self, mode: str) -> Iterator[Row]:
         """Yield the row of a trial, which counts once it has been measured."""
@@ -76,14 +80,14 @@ class _Side:
 
     def keep(self, results: Path) -> None:
         """Save what was found, if anything ran."""
-        row = next((row for row in self._ended if row.status == FINISHED), None)
+        row = next((row for row, trial in zip(self._ended, self.trials, strict=True) if trial.throughput), None)
         if row is None:
             return
         choice = Choice(
             framework=str(row.framework),
             benchmark=str(row.benchmark),
             size=str(row.size),
-            precision=str(row.precision),
+            precision=self._precision,
             module=USE_CASES[row.use_case or 0].module,
             product=row.product,
             samples=row.batch_size or 0,

@@ -20,6 +20,7 @@ def is_search(rows: Sequence[Row]) -> bool:
 def table(rows: Sequence[Row]) -> Table:
     """Return the choice at each point of each side, and the speed and number of measurements of every mode tried."""
     last = {row.point: row for row in rows if row.status in TERMINAL}  # the last rung of each row
+    asked = next((str(row.precision) for row in rows if not row.rung), "")
     sides: dict[tuple[int | None, str | None, str], list[Row]] = {}
     for framework in FRAMEWORKS:
         for row in last.values():
@@ -27,13 +28,14 @@ def table(rows: Sequence[Row]) -> Table:
                 sides.setdefault((row.batch_size, row.product, framework), []).append(row)
     title, lines = [], []
     for (*_, framework), tried in sides.items():
-        trials = [Trial(str(row.mode), row.throughput if row.status == FINISHED else None) for row in tried]
-        what, mode = _what(tried), tuned.chosen(trials)
+        trials = [tuned.trial(row, asked) for row in tried]
+        what, mode = _what(tried, asked), tuned.chosen(trials)
         ran = any(trial.throughput for trial in trials)
         count = len({trial.mode for trial in trials})
         title.append(f"{what}: {framework} {mode if ran else 'nothing runs'}, of {count} tried")
         lines += [[what, framework, *line] for line in _modes(trials, mode)]
-    causes = dict.fromkeys(f"{row.framework} {row.mode}: {row.cause}" for row in last.values() if row.cause)
+    why = [(row, row.cause or (tuned.fallback(row, asked) if row.status == FINISHED else "")) for row in last.values()]
+    causes = dict.fromkeys(f"{row.framework} {row.mode}: {cause}" for row, cause in why if cause)
     unit = next((row.throughput_unit for row in rows), "")
     head = ["point", "side", str(unit), "x default", "n", "mode"]
     if len({line[0] for line in lines}) == 1:
@@ -56,8 +58,8 @@ def _modes(trials: Sequence[Trial], chosen: str) -> list[list[str]]:
     return lines
 
 
-def _what(rows: Sequence[Row]) -> str:
+def _what(rows: Sequence[Row], precision: str) -> str:
     row = next((row for row in rows if row.batch_size), rows[0])
-    parts = [f"{row.benchmark} ({row.size}, {row.precision})", USE_CASES[row.use_case or 0].name]
+    parts = [f"{row.benchmark} ({row.size}, {precision})", USE_CASES[row.use_case or 0].name]
     parts += [row.product] if row.product else []
     return ", ".join([*parts, f"batch size {row.batch_size}"])
