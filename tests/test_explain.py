@@ -169,6 +169,28 @@ def test_a_sentence_names_the_largest_share_and_the_switch_that_may_change_it() 
     assert explain.sentences(tuned)[0].endswith("No switch is known to change it.")
 
 
+@pytest.mark.parametrize(
+    ("kind", "change", "mode"),
+    [
+        (kinds.IDLE, {"mode": "tuned-compile", "switches": "compile=off"}, ""),
+        (kinds.IDLE, {"mode": "opacus", "use_case": 3, "switches": "compile=off opacus=on"}, ""),
+        (kinds.IDLE, {"mode": "tuned", "use_case": 3, "switches": "compile=off opacus=on"}, ""),
+        (kinds.IDLE, {"mode": "default", "use_case": 3, "switches": "compile=off opacus=off"}, "default+compile"),
+        (kinds.ATTENTION, {"mode": "tuned+attention=math", "benchmark": "gpt2", "switches": "attention=math"}, ""),
+        (kinds.ATTENTION, {"benchmark": "gpt2", "switches": "attention=math"}, "default+attention=flash"),
+        (kinds.ATTENTION, {"benchmark": "mnist", "switches": ""}, ""),
+        (
+            kinds.MOVES,
+            {"benchmark": "gcn", "mode": "default+aggregation=index_add", "switches": "aggregation=index_add"},
+            "default+aggregation=index_add+compile",
+        ),
+    ],
+)
+def test_a_mode_that_would_be_refused_is_not_recommended(kind: str, change: dict[str, object], mode: str) -> None:
+    row = Row(framework="pytorch", benchmark="mnist", use_case=1, precision="fp32", device_kind="cpu", mode="default")
+    assert shares.remedy(kind, row.replace(**change)) == mode
+
+
 def test_nothing_is_concluded_from_a_profile_that_its_row_contradicts() -> None:
     one = explained("default", ("", ""), {kinds.PRODUCT: 1.0}, {kinds.PRODUCT: 2.0})
     for times, why in ((1.2, ""), (1.3, "1.00 (JAX) and 1.30 (PyTorch) times"), (0.75, "0.75 (PyTorch)")):

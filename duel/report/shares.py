@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from duel import kinds, profile
+from duel import kinds, modes, profile
 from duel.files import Damaged
 from duel.profile import Part, Profile
 from duel.record import Row
 from duel.report import ratios
 from duel.report.pairs import Outcome
 from duel.report.ratios import Estimate
-from duel.switches import ON, applicable
+from duel.switches import ON
 
 SIDES = ("JAX", "PyTorch")
 WHOLE, IDLE = "(the model itself)", "(idle)"  # what is in no module: the loss, for one
@@ -210,8 +210,19 @@ def _profile(row: Row, folder: Path) -> Profile | None:
 
 def remedy(kind: str, row: Row) -> str:
     """Return the mode that may change what ``kind`` of work costs in ``row``, the slower side's; else empty."""
-    there = applicable(str(row.framework), str(row.benchmark), row.use_case or 0, row.device_kind)
+    here = (str(row.framework), str(row.benchmark), row.use_case or 0, str(row.precision), str(row.device_kind))
+    switches = dict(text.split("=") for text in (row.switches or "").split())
+    usual = modes.settings(modes.DEFAULT, *here)
+    turned = {name: value for name, value in switches.items() if value != usual.get(name)}
     for switch, value in REMEDIES.get((str(row.framework), kind), ()):
-        if switch in there and value in there[switch].values and f"{switch}={value}" not in str(row.switches):
-            return f"{row.mode}+{switch}" if value == ON else f"{row.mode}+{switch}={value}"
+        if switches.get(switch) == value:
+            continue
+        mode = f"{row.mode}+{switch}" if value == ON else f"{row.mode}+{switch}={value}"
+        try:
+            # As it is written, and with what the row's mode, such as tuned, stood for.
+            for each in (mode, modes.spelled(modes.DEFAULT, turned | {switch: value})):
+                modes.settings(modes.check(each), *here)
+        except ValueError:  # refused
+            continue
+        return mode
     return ""
