@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from conftest import interpreter
+from test_comparability import judged
+from test_sessions import session
 
 from duel import kinds, profile
 from duel.errors import UserError
 from duel.profile import Layer, Part, Profile
 from duel.record import Row
-from duel.report import explain, reproduction, shares
-from duel.report.pairs import Outcome
+from duel.report import compare, explain, points, profile_data, reproduction, shares
+from duel.report.pairs import Outcome, outcomes
+from duel.report.records import Records
 from duel.report.shares import Explained, Share, Side
 from duel.results import Results
 from duel.terminal import Table
@@ -260,6 +263,29 @@ def test_a_row_whose_profile_is_damaged_or_not_there_is_named_and_the_others_are
     assert damaged.startswith("run, row 2, jax: no profile: ")
     assert "002.json" in damaged
     assert absent == "run, row 5, pytorch: no profile: there is no file"
+
+
+def test_all_sessions_of_a_point_are_explained_together_and_one_without_profiles_is_no_reason_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first session was not profiled, the other two were; the report takes the same pairs."""
+    results, every = Results(tmp_path), []
+    for number in range(3):
+        rows = session([1.5] * 4, 2.0 * number)
+        for row in rows[:2] if number else []:
+            parts = [Part(kinds.PRODUCT, "fc1", "", 1.0)]
+            found = Profile(str(row.run_id), row.row or 0, str(row.framework), parts=parts)
+            found.step_seconds = found.traced_seconds = row.step_seconds_p50 or 0.0
+            (tmp_path / "runs" / found.run_id).mkdir(parents=True, exist_ok=True)
+            profile.write(tmp_path / "runs" / found.run_id, found)
+        every.append(compare.Group([], rows, [], outcomes(judged(rows))))
+    monkeypatch.setattr(compare, "groups", lambda runs, results: every)
+    (one,) = explain._explained([], results)
+    assert len(one.outcome.pairs) == 12
+    assert [pair[0][0].run_id for pair in one.pairs] == [group.rows[0].run_id for group in every[1:]]
+    merged = Records("", tmp_path, [], [(one.outcome, line) for line in points.lines([one.outcome])])
+    ((same, _),) = profile_data.profiled(merged)
+    assert same.pairs == one.pairs
 
 
 LAYERS = [

@@ -1,16 +1,21 @@
 """The waterfall: which modes it is measured in, and what the ratios of those come to."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Main
+from test_comparability import judged
 from test_pairs import outcomes, sides
+from test_sessions import session
 
 from duel import modes
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, USE_CASES
 from duel.record import Row
+from duel.report import compare
 from duel.report.waterfall import waterfalls
+from duel.results import Results
 
 CPU = [
     "default",
@@ -95,6 +100,22 @@ def test_a_waterfall_with_a_mode_of_no_ratio_says_why() -> None:
     (said,) = waterfalls(outcomes(rows))
     assert said.startswith("no waterfall of resnet50 (full, fp32), train_single, batch size 64: mode tuned: NOT ")
     assert "NOT COMPARABLE: steady (" in said
+
+
+def test_a_waterfall_is_of_all_sessions_of_its_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the last session a mode has no ratio; those before have one."""
+    every = []
+    for number in range(2):
+        for mode in CPU:
+            point = {"benchmark": "resnet50", "device_kind": "cpu", "mode": mode, "pair": mode}
+            rows = session([1.5, 1.51, 1.49, 1.5], 2.0 * number, **point)
+            if number and mode == "tuned":
+                rows = [dataclasses.replace(row, steady=False) for row in rows]
+            every.append(compare.Group([], rows, [], outcomes(judged(rows))))
+    monkeypatch.setattr(compare, "groups", lambda runs, results: every)
+    said = "\n".join(map(str, compare.report([], Results(tmp_path))))
+    assert "waterfall of resnet50" in said
+    assert "no waterfall" not in said
 
 
 @pytest.mark.parametrize("some", [["default", "tuned"], ["default", "default+compile"], CPU[:-1]])

@@ -229,7 +229,7 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
     texts += [(group.what if len(others) > 1 and group.rows else "", note) for group in others for note in notes(group)]
     parts += ["", Table([], [], counted(texts, "pairs"))] if texts else []
     parts += dict.fromkeys(command for group in shown for command in commands(group, default_target))
-    if lines := waterfalls([outcome for group in others for outcome in group.found]):
+    if lines := waterfalls(over_sessions([outcome for group in others for outcome in group.found])):
         parts += ["", Table([], [], lines)]
     return [*parts, "", *_places(runs, results)]
 

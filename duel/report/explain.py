@@ -11,7 +11,8 @@ from duel.errors import UserError
 from duel.modes import DEFAULT
 from duel.record import CELL
 from duel.report import compare, reproduction
-from duel.report.shares import SIDES, Explained, Share, explained, place, remedy
+from duel.report.sessions import over_sessions
+from duel.report.shares import SIDES, Explained, Share, place, profiled, remedy
 from duel.results import Results, Run
 from duel.terminal import Table
 
@@ -23,8 +24,8 @@ TELLING = 1.1  # a ratio whose difference is worth dividing by percents
 
 def _explained(runs: list[Run], results: Results) -> list[Explained]:
     """Return the points of ``runs`` that were profiled. Raises UserError if there are none."""
-    found = [explained(one, results.folder) for group in compare.groups(runs, results) for one in group.found]
-    found = [one for one in found if one.pairs or one.missing]
+    outcomes = over_sessions([outcome for group in compare.groups(runs, results) for outcome in group.found])
+    found = [one for outcome in outcomes if (one := profiled(outcome, results.folder))]
     if not found:
         raise UserError(
             "none of these runs was profiled; --profile does it, as in "
@@ -95,7 +96,7 @@ def reproduce(runs: list[Run], results: Results, here: Mapping[str, Mapping[str,
 def _repeated(one: Explained, results: Results, here: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Repeat the largest share of one point. Raises UserError if it cannot be repeated or a script fails."""
     found = reproduction.largest(one)
-    row = one.outcome.row
+    row, _ = one.pairs[0][0]  # not every session need have been profiled
     folder = profile.path(results.run(str(row.run_id)).folder, row.row or 0).parent / reproduction.folder(found)
     scripts = reproduction.write(one, found, folder)
     written = [f"reproduction {os.path.relpath(script)}" for script in scripts.values()]

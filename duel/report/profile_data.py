@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from duel import kinds
 from duel.catalogue import FRAMEWORKS
-from duel.report import explain
+from duel.report import explain, shares
 from duel.report.figure_data import Record, label, point, work
 from duel.report.points import Line
 from duel.report.records import Records
-from duel.report.shares import WHOLE, Explained, explained, place
+from duel.report.shares import WHOLE, Explained, place
 
 MODULES = 12  # that are drawn of a point: those that differ most
 TIMELINES = 6  # points whose steps are drawn
@@ -18,8 +18,7 @@ Found = list[tuple[Explained, Line]]
 
 def profiled(records: Records) -> Found:
     """Return the points that were profiled."""
-    found = [(explained(outcome, records.folder), line) for outcome, line in records.found if outcome.shown]
-    return [(one, line) for one, line in found if one.pairs or one.missing]
+    return [(one, line) for outcome, line in records.found if (one := shares.profiled(outcome, records.folder))]
 
 
 def tables(found: Found) -> dict[str, list[Record]]:

@@ -199,6 +199,12 @@ def explained(outcome: Outcome, folder: Path) -> Explained:
     return Explained(outcome, pairs, missing)
 
 
+def profiled(outcome: Outcome, folder: Path) -> Explained | None:
+    """Return ``outcome``, which is over all its sessions, with its profiles; None if nothing of it was profiled."""
+    found = explained(outcome, folder)
+    return found if found.pairs or found.missing else None
+
+
 def _profile(row: Row, folder: Path) -> Profile | None:
     """Return the profile of ``row``, None if it has none; one that cannot be read says so as its ``why``."""
     run, number = str(row.run_id), row.row or 0
