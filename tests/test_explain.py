@@ -204,6 +204,17 @@ def test_nothing_is_concluded_from_a_profile_that_its_row_contradicts() -> None:
     assert table.notes == [f"not explained: {one.why}"]
 
 
+def test_pairs_that_contradict_their_rows_do_not_make_up_for_each_other() -> None:
+    """0.70 and 1.40 times the row's step are 1.05 times on average."""
+    both = [explained("default", ("", ""), {kinds.PRODUCT: 1.0}, {kinds.PRODUCT: 2.0}) for _ in range(3)]
+    one = dataclasses.replace(both[0], pairs=[each.pairs[0] for each in both])
+    assert one.why == ""
+    for pair, times in zip(one.pairs, (0.7, 1.4, 1.0), strict=True):
+        pair[0][1].step_seconds = times
+    assert one.profiled[0] == pytest.approx(1.033, abs=0.001)
+    assert one.why.startswith("the profiled processes took 0.70 (JAX) and 1.00 (PyTorch) times the row's step in 2 of 3")
+
+
 def test_nothing_is_concluded_of_a_point_without_a_ratio() -> None:
     one = explained("default", ("", ""), {kinds.PRODUCT: 1.0}, {kinds.PRODUCT: 2.0})
     assert dataclasses.replace(one, outcome=Outcome([], why="1 of 5 blocks are left")).why == "1 of 5 blocks are left"

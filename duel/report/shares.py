@@ -81,19 +81,25 @@ class Explained:
         """
         if not self.outcome.shown:
             return self.outcome.why
-        apart = [f"{times:.2f} ({name})" for name, times in zip(SIDES, self.profiled, strict=True)]
-        if all(1 / APART <= times <= APART for times in self.profiled):
+        far = [pair for pair in self._times if not all(1 / APART <= times <= APART for times in pair)]
+        if not far:
             return ""
+        apart = [f"{times:.2f} ({name})" for name, times in zip(SIDES, far[0], strict=True)]
+        where = f" in {len(far)} of {len(self.pairs)} pairs" if len(self.pairs) > 1 else ""
         return (
-            f"the profiled processes took {' and '.join(apart)} times the row's step, beyond {1 / APART:.2f} to "
+            f"the profiled processes took {' and '.join(apart)} times the row's step{where}, beyond {1 / APART:.2f} to "
             f"{APART:.2f}; a quiet machine or a preset with more steps may bring them together"
         )
 
     @property
+    def _times(self) -> list[list[float]]:
+        """How many times the row's step the profiled process of each side took, in each pair."""
+        return [[found.step_seconds / _step(row) for row, found in pair] for pair in self.pairs]
+
+    @property
     def profiled(self) -> tuple[float, float]:
         """How many times the row's step the profiled process of each side took, the mean over the pairs."""
-        each = [[found.step_seconds / _step(row) for row, found in pair] for pair in self.pairs]
-        jax, pytorch = (statistics.fmean(side) for side in zip(*each, strict=True))
+        jax, pytorch = (statistics.fmean(side) for side in zip(*self._times, strict=True))
         return jax, pytorch
 
     @property
