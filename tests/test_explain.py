@@ -396,6 +396,18 @@ def test_a_point_that_cannot_be_repeated_does_not_keep_others_from_it(
         explain.reproduce([], Results(tmp_path), {})
 
 
+def test_points_of_one_run_have_a_reproduction_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batch sizes of one run, with the largest share in the same layer."""
+    both = [of_a_layer(*LAYERS[1], run_id="run", row=number) for number in (0, 2)]
+    monkeypatch.setattr(explain, "_explained", lambda runs, results: both)
+    lines = explain.reproduce([], Results(tmp_path), {})
+    written = {line for line in lines if line.startswith("reproduction ")}
+    assert len(written) == 4
+    assert {path.parent.name for path in tmp_path.rglob("in_jax.py")} == {
+        *("000_convolution_features_1", "002_convolution_features_1")
+    }
+
+
 @pytest.mark.parametrize(
     ("alone", "word"), [({"jax": 4.0, "pytorch": 1.0}, "shows alone"), ({"jax": 1.1, "pytorch": 1.0}, "does not show")]
 )

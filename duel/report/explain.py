@@ -97,7 +97,8 @@ def _repeated(one: Explained, results: Results, here: Mapping[str, Mapping[str, 
     """Repeat the largest share of one point. Raises UserError if it cannot be repeated or a script fails."""
     found = reproduction.largest(one)
     row, _ = one.pairs[0][0]  # not every session need have been profiled
-    folder = profile.path(results.run(str(row.run_id)).folder, row.row or 0).parent / reproduction.folder(found)
+    name = reproduction.folder(found, row.row or 0)
+    folder = profile.path(results.run(str(row.run_id)).folder, row.row or 0).parent / name
     scripts = reproduction.write(one, found, folder)
     written = [f"reproduction {os.path.relpath(script)}" for script in scripts.values()]
     pythons = here.get(str(row.target))

@@ -144,5 +144,6 @@ def verdict(found: Reproduction, seconds: Mapping[str, float]) -> str:
     return f"{found.title}: {both}: it {'shows' if shows else 'does not show'} alone"
 
 
-def folder(found: Reproduction) -> str:
-    return re.sub(r"\W+", "_", f"{found.kind}_{found.module}").strip("_")
+def folder(found: Reproduction, row: int) -> str:
+    """Return the name of the folder for both scripts; ``row`` is the number of the point's first row in its run."""
+    return re.sub(r"\W+", "_", f"{row:03d}_{found.kind}_{found.module}").strip("_")
