@@ -1,5 +1,6 @@
 """The division of a step among kinds of work, and of a ratio among kinds and modules."""
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -12,6 +13,7 @@ from test_sessions import session
 
 from duel import kinds, profile
 from duel.errors import UserError
+from duel.files import locked
 from duel.profile import Layer, Part, Profile
 from duel.record import Row
 from duel.report import compare, explain, points, profile_data, reproduction, shares
@@ -406,6 +408,30 @@ def test_points_of_one_run_have_a_reproduction_each(tmp_path: Path, monkeypatch:
     assert {path.parent.name for path in tmp_path.rglob("in_jax.py")} == {
         *("000_convolution_features_1", "002_convolution_features_1")
     }
+
+
+def test_a_layer_is_not_timed_beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the lock that a run on this machine holds, says so, and holds it while the scripts run."""
+    results, said, others = Results(tmp_path), [], []
+    with contextlib.ExitStack() as run:
+        run.enter_context(locked(results.device_lock, wait=True))
+
+        def waiting(text: str) -> None:
+            said.append(text)
+            run.close()  # it ends
+
+        def timed(scripts: object, pythons: object) -> dict[str, float]:
+            with locked(results.device_lock, wait=False) as held:
+                others.append(held)
+            return {"jax": 1.0, "pytorch": 2.0}
+
+        monkeypatch.setattr(explain, "say", waiting)
+        monkeypatch.setattr(reproduction, "run", timed)
+        monkeypatch.setattr(explain, "_explained", lambda runs, results: [of_a_layer(*LAYERS[1], target="local")])
+        lines = explain.reproduce([], results, {"local": {"jax": "python", "pytorch": "python"}})
+    assert lines[-1].endswith("it shows alone")
+    assert said == ["waiting for another run on this machine to end"]
+    assert others == [None]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from duel import kinds, profile
 from duel.errors import UserError
+from duel.files import locked
 from duel.modes import DEFAULT
 from duel.record import CELL
 from duel.report import compare, reproduction
 from duel.report.sessions import over_sessions
 from duel.report.shares import SIDES, Explained, Share, place, profiled, remedy
 from duel.results import Results, Run
-from duel.terminal import Table
+from duel.terminal import Table, say
 
 MOST_NAMED = 3  # shares that have a sentence, and compilations that are listed
 SMALL = 0.01  # of a step: parts that take less on both sides are added up, as are modules after the first so many
@@ -104,7 +105,12 @@ def _repeated(one: Explained, results: Results, here: Mapping[str, Mapping[str, 
     pythons = here.get(str(row.target))
     if not pythons:
         return [*written, f"target {row.target} is not this machine: run both on one of its nodes"]
-    return [*written, reproduction.verdict(found, reproduction.run(scripts, pythons))]
+    with locked(results.device_lock, wait=False) as held:
+        busy = held is None
+    if busy:
+        say("waiting for another run on this machine to end")
+    with locked(results.device_lock, wait=True):  # as a run holds it, which this would disturb
+        return [*written, reproduction.verdict(found, reproduction.run(scripts, pythons))]
 
 
 def explanation(one: Explained) -> list[Table | str]:
