@@ -441,3 +441,17 @@ def test_a_difference_shows_alone_if_it_is_about_as_large_there(alone: dict[str,
     share = Share(kinds.CONVOLUTION, (4.0, 1.0), [-1.0])
     found = reproduction.Reproduction(share, kinds.CONVOLUTION, "conv1", True, Layer("convolution", [1, 1, 8, 8]))
     assert word in reproduction.verdict(found, alone)
+
+
+def test_a_side_without_separate_work_is_named_and_its_script_finds_out_itself_how_long_a_call_takes(
+    tmp_path: Path,
+) -> None:
+    one = of_a_layer(*LAYERS[1])
+    one.pairs[0][1][1].parts[0].kind = kinds.IDLE
+    found = reproduction.largest(one)
+    assert found.share.seconds == (1.0, 0.0)
+    said = reproduction.verdict(found, {"jax": 3.0, "pytorch": 1.0})
+    assert "3 times PyTorch's time in JAX alone; in the model PyTorch has no separate work of this kind there" in said
+    assert "nan" not in said
+    for script in reproduction.write(one, found, tmp_path).values():
+        assert "range(calls)" in script.read_text(), "as many calls as a share of zero seconds had room for"

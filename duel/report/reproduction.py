@@ -14,7 +14,7 @@ from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.files import write_atomically
 from duel.profile import Layer
-from duel.report.shares import Explained, Share
+from duel.report.shares import SIDES, Explained, Share
 from duel.switches import ON
 
 BLOCK_SECONDS, SECONDS = 0.05, 2.0
@@ -96,7 +96,6 @@ def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     scripts = {}
     for framework, row in rows.items():
-        seconds = max(found.share.seconds[list(FRAMEWORKS).index(framework)], 1e-6)
         script = folder / f"in_{framework}.py"  # which must not hide the framework itself
         text = environment.get_template(f"reproduce_{framework}.py.j2").render(
             title=found.title,
@@ -107,7 +106,7 @@ def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
             backward=found.backward,
             compiled=f"compile={ON}" in str(row.switches),
             channels_last=f"channels_last={ON}" in str(row.switches),
-            calls=max(1, round(BLOCK_SECONDS / seconds)),
+            block_seconds=BLOCK_SECONDS,
             seconds=SECONDS,
         )
         write_atomically(script, text)
@@ -138,7 +137,11 @@ def _output(python: str, script: Path, *options: str) -> str:
 def verdict(found: Reproduction, seconds: Mapping[str, float]) -> str:
     """Return whether the difference shows alone: the same side is slower, on a log scale by at least half as much."""
     alone = seconds["jax"] / seconds["pytorch"]
-    there = found.share.seconds[0] / found.share.seconds[1] if all(found.share.seconds) else math.nan
+    for name, there in zip(SIDES, found.share.seconds, strict=True):
+        if not there:
+            what = f"in the model {name} has no separate work of this kind there, with which that could be compared"
+            return f"{found.title}: {alone:.3g} times PyTorch's time in JAX alone; {what}"
+    there = found.share.seconds[0] / found.share.seconds[1]
     shows = math.log(alone) * math.log(there) > 0 and abs(math.log(alone)) > abs(math.log(there)) / 2
     both = f"{alone:.3g} times PyTorch's time in JAX alone, {there:.3g} times in the model"
     return f"{found.title}: {both}: it {'shows' if shows else 'does not show'} alone"
