@@ -7,6 +7,7 @@ import pytest
 from test_paired import CACHES
 
 from duel import modes, profile, variables
+from duel.catalogue import FRAMEWORKS
 from duel.job import Job
 from duel.launch import display
 from duel.measure import attempt, ranks
@@ -143,6 +144,41 @@ import sys
 assert "--profile" in sys.argv
 sys.exit(0 if "--untraced" in sys.argv else 3)
 """
+
+
+@pytest.fixture
+def profiled(tmp_path: Path) -> tuple[Run, attempt.Team]:
+    """A run with a finished row of each side, and processes that fail to profile them."""
+    script = tmp_path / "profiled.py"
+    script.write_text(PROFILED)
+    run = Run(tmp_path / "runs" / "paired_mnist_1-x")
+    run.create(Job("paired", "mnist", 1, "smoke", "fp32", None, "local").rows())
+    for row in run.rows():
+        run.write_row(row.replace(status=FINISHED, device_count=1))
+    commands = {framework: [sys.executable, str(script)] for framework in FRAMEWORKS}
+    return run, attempt.Team(run, 1, Results(tmp_path), commands, [], False)
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"), [("/nowhere/nsys profile", "No such file"), ("nsys 'profile", "No closing quotation")]
+)
+def test_a_tool_that_cannot_be_started_is_said_and_the_next_row_is_profiled(
+    profiled: tuple[Run, attempt.Team],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tool: str,
+    why: str,
+) -> None:
+    run, team = profiled
+    monkeypatch.setenv(variables.PROFILER, tool)
+    before = run.rows()
+    for row in before:
+        attempt.profile_row(run, row, team)
+    team.close()
+    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith(f"profile: {tool}: ")]
+    assert [why in line for line in said] == [True, True]
+    assert run.rows() == before
+    assert [profile.path(run.folder, number).is_file() for number in (0, 1)] == [True, True]
 
 
 def test_a_profile_that_fails_says_why_and_another_tool_still_gets_its_program(

@@ -145,11 +145,15 @@ def profile_row(run: Run, row: Row, team: Team) -> None:
     why = _beside(run, team.start(row, "--profile"))
     if why and not file.exists():
         profile.write(run.folder, profile.Profile(run.id, number, framework, why=why))
-    if prefix := os.environ.get(variables.PROFILER):
+    if tool := os.environ.get(variables.PROFILER):
         file.with_suffix("").mkdir(parents=True, exist_ok=True)
-        words = [word.replace("{output}", str(file.with_suffix("") / "profiler")) for word in shlex.split(prefix)]
-        if why := _beside(run, team.start(row, "--profile", "--untraced", under=words)):
-            print(f"profile: {words[0]}: {why}", flush=True)
+        try:
+            words = [word.replace("{output}", str(file.with_suffix("") / "profiler")) for word in shlex.split(tool)]
+            why = _beside(run, team.start(row, "--profile", "--untraced", under=words))
+        except (OSError, ValueError) as error:  # it is not installed, or this is no command
+            why = str(error)
+        if why:
+            print(f"profile: {tool}: {why}", flush=True)
 
 
 def _beside(run: Run, process: "subprocess.Popen[bytes]") -> str:
