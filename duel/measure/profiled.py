@@ -42,14 +42,14 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, traced: 
     try:
         m = Profiling(run, row, data, device_kind, lambda event, **fields: None, ALONE)
         _run(m, found)
-        if not traced:
-            return 0
-        _trace(m, found)
+        if traced:
+            _trace(m, found)
     except Exception as error:  # whatever a tracer raises: the row was measured, and stays as it is
         traceback.print_exc()
         first = (str(error).strip() or "no message").splitlines()[0]
         found = profile.Profile(run.id, number, str(row.framework), why=f"{type(error).__name__}: {first}")
-    profile.write(run.folder, found)
+    if traced:  # otherwise the row has its profile, whatever happened under the tool
+        profile.write(run.folder, found)
     return 1 if found.why else 0
 
 
