@@ -181,6 +181,33 @@ def test_a_tool_that_cannot_be_started_is_said_and_the_next_row_is_profiled(
     assert [profile.path(run.folder, number).is_file() for number in (0, 1)] == [True, True]
 
 
+def test_a_run_is_alive_while_it_is_profiled(
+    profiled: tuple[Run, attempt.Team], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another host, one whose status is two minutes old is lost."""
+    run, team = profiled
+    monkeypatch.setattr(attempt, "HEARTBEAT_SECONDS", 0.1)
+    ages: list[float] = []
+    write = Run.write_status
+
+    def counted(self: Run, **fields: object) -> None:
+        ages.append(self.stored_status().age)
+        write(self, **fields)
+
+    monkeypatch.setattr(Run, "write_status", counted)
+    script = Path(team._commands["jax"][1])
+    script.write_text("import time\ntime.sleep(1.0)\n")
+    attempt.profile_row(run, run.rows()[0], team)
+    assert len(ages) > 4
+    monkeypatch.setattr(attempt, "SILENCE_SECONDS", 0.3)
+    script.write_text("import time\ntime.sleep(60.0)\n")
+    attempt.profile_row(run, run.rows()[0], team)
+    team.close()
+    found = profile.read(run.folder, 0)
+    assert found is not None
+    assert found.why == "it took more than 0 s"
+
+
 def test_a_profile_that_fails_says_why_and_another_tool_still_gets_its_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,14 +157,21 @@ def profile_row(run: Run, row: Row, team: Team) -> None:
 
 
 def _beside(run: Run, process: "subprocess.Popen[bytes]") -> str:
-    """Wait for a process that measures nothing, and copy its output; return why it failed, empty if it did not."""
+    """Wait for a process that measures nothing, copy its output, and keep the status alive.
+
+    Return why it failed, empty if it did not.
+    """
     copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
     copier.start()
+    until = time.monotonic() + SILENCE_SECONDS
     try:
-        code = process.wait(SILENCE_SECONDS)
-        return "" if code == 0 else _cause(code)[0]
-    except subprocess.TimeoutExpired:
-        return f"it took more than {SILENCE_SECONDS:.0f} s"
+        while process.poll() is None and time.monotonic() < until:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(HEARTBEAT_SECONDS, SILENCE_SECONDS))
+            run.write_status()
+        if process.returncode is None:
+            return f"it took more than {SILENCE_SECONDS:.0f} s"
+        return "" if process.returncode == 0 else _cause(process.returncode)[0]
     finally:
         if process.poll() is None:
             process.kill()
