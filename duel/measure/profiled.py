@@ -84,7 +84,13 @@ def _trace(m: Profiling, found: profile.Profile) -> None:
 
 
 def _proof(m: Measurement) -> str:
-    """Return how this process's evidence from known weights compares with the row's. Raises ValueError if not."""
+    """Return how this process's evidence from known weights compares with the row's.
+
+    Raises ValueError if it does not agree, or the switches are others: other kernels may compute the same.
+    """
+    recorded = m.run.read_row(m.number).switches
+    if m.row.switches != recorded:  # a search may have ended in the meantime, and tuned stand for what that found
+        raise ValueError(f"not the row's program: it had the switches {recorded}, this one {m.row.switches}")
     measured = evidence.Evidence.from_bytes(m.run.evidence_file(m.number, 0).read_bytes())
     found = evidence.disagreements_of(_before(measured), _before(m.recorder.evidence), ("before",))
     if found:
