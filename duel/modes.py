@@ -40,7 +40,7 @@ _TUNED: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
         ("jax", "cpu"): {"depthwise": "shifted"},
     }
 )
-_STEP = re.compile(r"([+-])([a-z_]+)(?:=([a-z0-9]+))?")
+_STEP = re.compile(r"([+-])([a-z_]+)(?:=([a-z0-9_]+))?")
 
 # After a crash of XLA's autotuner on a GPU: what is turned off next, each in a new process. The last one also turns off
 # the search among cuDNN's and cuBLAS's kernels: such a row is handicapped, and no ratio is made of it.

@@ -21,8 +21,8 @@ _CIFAR = ("cifar10", "cifar10_resnet18")
 # The data sets (``duel.data.known``), and which benchmarks can train on each.
 DATASETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "mnist": ("mnist",),
-        "fashion_mnist": ("mnist",),
+        "mnist": ("mnist", *_CIFAR),
+        "fashion_mnist": ("mnist", *_CIFAR),
         "digits": ("mnist",),
         "cifar10": _CIFAR,
         "cifar100": _CIFAR,

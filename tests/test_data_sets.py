@@ -13,7 +13,7 @@ from duel.catalogue import BENCHMARKS
 from duel.data import augment, known
 from duel.data.feed import Feed
 from duel.data.known import KNOWN, Place
-from duel.data.samples import Arrays, DataError, Equal
+from duel.data.samples import Arrays, DataError, Equal, enlarged
 from duel.recipes import DATASETS, fitted
 
 
@@ -275,6 +275,19 @@ def test_text_is_evaluated_in_batches_no_larger_than_a_device_trains_on(tmp_path
     real_pictures.write_idx(tmp_path / "fashion_mnist", 300, 50)
     pictures = Feed(load("fashion_mnist", tmp_path), "none", 8, 0, 28, 28)
     assert len(pictures._evaluated(0).labels) == 50
+
+
+def test_grey_pictures_fit_networks_for_coloured_ones(tmp_path: Path) -> None:
+    real_pictures.write_idx(tmp_path / "fashion_mnist", 300, 50)
+    grey = load("fashion_mnist", tmp_path)
+    found = enlarged(grey, 3, 32, 32)
+    (one,) = Feed(grey, "none", 8, 0, 28, 28).batch(0).inputs
+    (other,) = Feed(found, "none", 8, 0, 32, 32).batch(0).inputs
+    assert other.shape == (8, 3, 32, 32)
+    assert all(np.array_equal(other[:, channel, 2:-2, 2:-2], one[:, 0]) for channel in range(3))
+    assert np.unique(other[:, :, :2]).size == 1, "zeros around them"
+    assert enlarged(grey, 1, 32, 32) is grey
+    assert fitted(BENCHMARKS["cifar10"], "full", found).sizes["full"].inputs.classes == 10
 
 
 def test_what_is_missing_is_told_with_how_to_get_it(tmp_path: Path) -> None:

@@ -23,6 +23,12 @@ def test_a_name_with_switches_is_a_mode(mode: str) -> None:
     assert modes.check(mode) == mode
 
 
+def test_every_value_of_every_switch_can_be_spelled() -> None:
+    for switch in SWITCHES:
+        for value in switch.values if not switch.counts else ("2",):
+            assert modes.check(modes.spelled("default", {switch.name: value}))
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
     [

@@ -1,5 +1,6 @@
 """What a data set holds, whatever its files look like."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -82,6 +83,27 @@ def of_pictures(name: str, source: str, train: Equal, held_out: Equal, classes: 
     if not all(std):
         raise DataError(f"{name}: every training pixel of a channel is the same; such pictures cannot be standardised")
     return Dataset(name, source, train, held_out, classes, channels, tuple(mean), tuple(std))
+
+
+def enlarged(dataset: Dataset, channels: int, height: int, width: int) -> Dataset:
+    """Return ``dataset`` for a network that takes ``channels`` of ``height`` x ``width``.
+
+    Grey pictures of one size get the same in each channel and zeros around them, as is usual where networks for
+    CIFAR-10 train on MNIST's. All others are returned as they are.
+    """
+    train, held_out = dataset.train, dataset.held_out
+    if dataset.channels != 1 or channels == 1 or not (isinstance(train, Equal) and isinstance(held_out, Equal)):
+        return dataset
+    grown = [Equal(_enlarged(one.pixels, channels, height, width), one.labels) for one in (train, held_out)]
+    moments = {"mean": channels * dataset.mean, "std": channels * dataset.std}
+    return dataclasses.replace(dataset, train=grown[0], held_out=grown[1], channels=channels, **moments)
+
+
+def _enlarged(pixels: Bytes, channels: int, height: int, width: int) -> Bytes:
+    rows, columns = (max(0, most - size) for most, size in zip((height, width), pixels.shape[1:3], strict=True))
+    around = ((0, 0), (rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2), (0, 0))
+    padded = np.pad(pixels, around)
+    return np.broadcast_to(padded, (*padded.shape[:3], channels))  # which takes no more memory
 
 
 def _channels(pixels: Bytes) -> Iterator[Bytes]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from duel import certificate, recipes
 from duel.catalogue import Images, Tokens
-from duel.data import known
+from duel.data import known, samples
 from duel.data.feed import Fed, Feed
 from duel.errors import Diverged, UserError
 from duel.files import write_atomically
@@ -35,6 +35,8 @@ def open_data(m: Measurement) -> Columns:
     inputs = entry.sizes[size].inputs
     try:
         dataset = known.load(str(m.row.dataset), known.Place(m.data), getattr(inputs, "length", 0))
+        if isinstance(inputs, Images):
+            dataset = samples.enlarged(dataset, inputs.channels, inputs.height, inputs.width)
         m.entry = recipes.fitted(entry, size, dataset)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
@@ -45,10 +47,9 @@ def open_data(m: Measurement) -> Columns:
         *(dataset, recipe.augmentation, recipe.batch_size, m.row.seed or 0, *shape), m.world.rank, m.world.size
     )
     if recipe.batch_size % m.world.size or not m.feed.steps:
-        samples = len(dataset.train.labels)
         raise UserError(
             f"batch size {recipe.batch_size}: it must divide among {m.world.size} devices, and be at most the "
-            f"{samples} training samples of {dataset.name}"
+            f"{len(dataset.train.labels)} training samples of {dataset.name}"
         )
     print(f"data: {dataset.source}", flush=True)
     return {"batch_size": recipe.batch_size}
