@@ -311,8 +311,8 @@ class Row:
 
 
 def _named(texts: Sequence[str]) -> str:
-    found = dict(zip(COLUMNS, texts, strict=False))
-    return f"row {str(found.get('row'))[:20]} of {str(found.get('run_id'))[:96]}"
+    run_id, number = (texts[place] if place < len(texts) else "?" for place in _NAMING)
+    return f"row {number[:20]} of {run_id[:96]}"
 
 
 def _check_variables(text: str, name: str) -> None:
@@ -327,6 +327,7 @@ def _check_variables(text: str, name: str) -> None:
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
 LEARNED = COLUMNS[COLUMNS.index("recipe") : COLUMNS.index("seen_sha256") + 1]  # of trainings to accuracy alone
 _NAMES = frozenset(COLUMNS)
+_NAMING = COLUMNS.index("run_id"), COLUMNS.index("row")
 _TYPES: dict[str, type] = {
     name: next(a for a in typing.get_args(hint) if a is not types.NoneType)
     for name, hint in typing.get_type_hints(Row).items()

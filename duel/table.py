@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -34,14 +35,16 @@ def read_rows(path: Path, strict: bool = True) -> list[Row]:
     A line that is not a row also raises it or, unless ``strict``, becomes a lost row with that cause.
     """
     try:
-        data = io.BytesIO(files.read(path, TABLE_BYTES))
-        reader = csv.reader(io.TextIOWrapper(data, "utf-8", errors="strict" if strict else "replace", newline=""))
-        header = next(reader, [])
-        if not {"run_id", "row", "missing"} <= set(header):
-            raise Damaged("not a table of rows")
-        # Another version has other columns, or another order.
-        order = None if header == list(COLUMNS) else [header.index(n) if n in header else None for n in COLUMNS]
-        return [_row(texts if order is None else _ordered(texts, order), strict) for texts in reader if texts]
+        with files.opened(path) as data:
+            if (size := os.fstat(data.fileno()).st_size) > TABLE_BYTES:
+                raise Damaged(f"{path.name} has {size} bytes; at most {TABLE_BYTES} are allowed")
+            reader = csv.reader(io.TextIOWrapper(data, "utf-8", errors="strict" if strict else "replace", newline=""))
+            header = next(reader, [])
+            if not {"run_id", "row", "missing"} <= set(header):
+                raise Damaged("not a table of rows")
+            # Another version has other columns, or another order.
+            order = None if header == list(COLUMNS) else [header.index(n) if n in header else None for n in COLUMNS]
+            return [_row(texts if order is None else _ordered(texts, order), strict) for texts in reader if texts]
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:

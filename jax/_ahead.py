@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # it would look for its metadata server, for minutes
 sys.path.append(str(Path(__file__).resolve().parent.parent))
@@ -55,9 +55,10 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
     device = Device("tpu", there[0].device_kind, len(there), memory_bytes=chip.memory_bytes)
     world = World(0, len(there))
     # Where the twins look for the devices of this process, they find those of the topology.
-    devices.native = lambda wanted: there[0]
-    jax.make_mesh = lambda shape, names: Mesh(np.array(there), names)
-    network.Network._put = shapes_of
+    ours, library, twin = cast("tuple[Any, Any, Any]", (devices, jax, network.Network))
+    ours.native = lambda wanted: there[0]
+    library.make_mesh = lambda shape, names: Mesh(np.array(there), names)
+    twin._put = shapes_of
     per_sample = use_case.module == "per_sample_gradients"
     shapes = weights.shapes(network.build(benchmark, asked["size"], per_sample))
     arrays = {name: np.broadcast_to(np.float32(1), shape) for name, shape in shapes.items()}

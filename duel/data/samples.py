@@ -94,9 +94,14 @@ def enlarged(dataset: Dataset, channels: int, height: int, width: int) -> Datase
     train, held_out = dataset.train, dataset.held_out
     if dataset.channels != 1 or channels == 1 or not (isinstance(train, Equal) and isinstance(held_out, Equal)):
         return dataset
-    grown = [Equal(_enlarged(one.pixels, channels, height, width), one.labels) for one in (train, held_out)]
-    moments = {"mean": channels * dataset.mean, "std": channels * dataset.std}
-    return dataclasses.replace(dataset, train=grown[0], held_out=grown[1], channels=channels, **moments)
+    return dataclasses.replace(
+        dataset,
+        train=Equal(_enlarged(train.pixels, channels, height, width), train.labels),
+        held_out=Equal(_enlarged(held_out.pixels, channels, height, width), held_out.labels),
+        channels=channels,
+        mean=channels * dataset.mean,
+        std=channels * dataset.std,
+    )
 
 
 def _enlarged(pixels: Bytes, channels: int, height: int, width: int) -> Bytes:

@@ -42,7 +42,8 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
     Raises UserError if the folder cannot be written, or there are no pairs to report.
     """
     found = [one for records in sets for one in records.found]
-    tables = _tables(sets)
+    profiled = [profile_data.profiled(records) for records in sets]
+    tables = _tables(sets, profiled)
     if not found and not tables["learning"]:
         sides = dict.fromkeys(str(row.framework) for records in sets for row in records.rows if row.framework)
         there = f"there are only rows of {', '.join(sides)}" if len(sides) == 1 else "no row has a partner"
@@ -55,7 +56,7 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
         points.write(folder / points.NAME, lines)
         write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
         write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
-        sections = prose.sections(sets)
+        sections = prose.sections(sets, [text for each in profiled for text in profile_data.sentences(each)])
         texts = [*prose.summary(sets), *(text for section in sections for text in section["paragraphs"])]
         write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
         for records in sets:
@@ -67,13 +68,13 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
     say(f"{os.path.relpath(folder / 'index.html')}: {len(found)} points")
 
 
-def _tables(sets: Sequence[Records]) -> dict[str, list[Record]]:
+def _tables(sets: Sequence[Records], profiled: Sequence[profile_data.Found]) -> dict[str, list[Record]]:
     """Return the tables of all sets together; that of devices is empty unless there are several."""
     made = [
         figure_data.tables(records.found, records.curve)
         | {"learning": learned.curves(records.rows, records.folder)}
-        | profile_data.tables(profile_data.profiled(records))
-        for records in sets
+        | profile_data.tables(each)
+        for records, each in zip(sets, profiled, strict=True)
     ]
     tables = {name: [record for each in made for record in each[name]] for name in made[0]}
     names = {record["device_name"] for record in tables["ratios"]}

@@ -18,7 +18,13 @@ Found = list[tuple[Explained, Line]]
 
 def profiled(records: Records) -> Found:
     """Return the points that were profiled."""
-    return [(one, line) for outcome, line in records.found if (one := shares.profiled(outcome, records.folder))]
+    there = {folder.parent.name for folder in (records.folder / "runs").glob("*/profiles")}
+    return [
+        (one, line)
+        for outcome, line in records.found
+        if any(row.run_id in there for pair in outcome.pairs for row in pair)
+        and (one := shares.profiled(outcome, records.folder))
+    ]
 
 
 def tables(found: Found) -> dict[str, list[Record]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.modes import DEFAULT, MODES, TUNED
-from duel.report import appendix, learned, profile_data
+from duel.report import appendix, learned
 from duel.report.figure_data import label, work
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED
 from duel.report.points import Line, by_mode, told_of_itself
@@ -149,15 +149,14 @@ def _trust(lines: Sequence[Line]) -> list[str]:
     return [f"By the same procedure {text}; chance alone would give 5 %."] if text else []
 
 
-def sections(sets: Sequence[Records]) -> list[dict[str, Any]]:
-    """Return the sections after the points, from method to artifact."""
+def sections(sets: Sequence[Records], why: list[str]) -> list[dict[str, Any]]:
+    """Return the sections after the points, from method to artifact; ``why`` has what the profiles say."""
     use_cases = ", ".join(
         f"{use_case.name} ({use_case.meaning})"
         for number, use_case in USE_CASES.items()
         if any(line.use_case == use_case.name for records in sets for line in records.lines)
     )
     advice = recommendations([line for records in sets for line in records.lines])
-    why = [text for records in sets for text in profile_data.sentences(profile_data.profiled(records))]
     method = [METHOD, f"Use cases: {use_cases}."]
     return [
         {"id": "method", "title": "Method", "paragraphs": method},
