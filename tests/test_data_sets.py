@@ -98,21 +98,20 @@ def test_damaged_cifar_is_named(tmp_path: Path, form: str, packed: bool, spoil: 
 
 
 def said_of_each_byte(name: str, data: Path, path: Path) -> set[str]:
-    """What is said when one byte of ``path``, a compressed file, is another one; not all damage shows."""
+    """What is said when one byte of ``path``, a compressed file, is another one."""
     whole, said = path.read_bytes(), set()
-    for place in range(20, len(whole), max(1, len(whole) // 60)):
+    for place in range(64, len(whole), max(1, len(whole) // 60)):  # behind the name of what was compressed
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
-        try:
+        with pytest.raises(DataError) as caught:
             load(name, data)
-        except DataError as error:
-            said.add(str(error))
+        said.add(str(caught.value))
     return said
 
 
 def test_compressed_files_with_a_damaged_byte_are_named(tmp_path: Path) -> None:
     archive = real_pictures.write_cifar(tmp_path, "bin", packed=True)
     said = said_of_each_byte("cifar10", tmp_path, archive)
-    assert any("truncated or damaged archive (Error -3 while decompressing" in text for text in said)
+    assert any("truncated or damaged archive (CRC check failed" in text for text in said)
     write_molecules(tmp_path / "ogbg_molpcba", **{"raw/node-feat": "".join(f"{n},{n * n}\n" for n in range(900))})
     table = tmp_path / "ogbg_molpcba" / "raw" / "node-feat.csv.gz"
     said = said_of_each_byte("ogbg-molpcba", tmp_path, table)

@@ -35,7 +35,7 @@ def training(results: Results) -> Run:
     there = Owner(host="elsewhere", pid=7)
     run.write_status(state=RUNNING, started=utc(BEGUN), user=state.user(), slurm_job_id="41", owner=there)
     run.write_row(run.read_row(0).replace(status=RUNNING, started=utc(BEGUN)))
-    silent(run, 3600)
+    silent(run, time.time() - BEGUN - 3600)
     folder = run.folder / "checkpoints" / "jax-0"
     folder.mkdir(parents=True)
     (folder / "step-000000014.npz").write_bytes(b"x")

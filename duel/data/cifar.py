@@ -3,6 +3,7 @@
 Two forms: binary (a label byte or two, then 3072 pixels) and "python", pickles of a dictionary.
 """
 
+import gzip
 import io
 import pickle
 import tarfile
@@ -76,12 +77,14 @@ def _archive(path: Path, folder: str, names: tuple[str, ...]) -> dict[str, bytes
     """Return the members ``names`` of an archive, which is read in place: nothing is unpacked to the disk."""
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
+        with gzip.open(path) as whole, tarfile.open(fileobj=whole, mode="r|") as archive:
             for member in archive:
                 name = member.name.removeprefix("./").removeprefix(f"{folder}/")
                 if name in names and member.isfile() and member.size <= MOST_BYTES:
                     file = archive.extractfile(member)
                     found[name] = file.read() if file else b""
+            while whole.read(1 << 20):  # up to its checksum, which is behind the archive's end
+                pass
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise DataError(f"{path}: truncated or damaged archive ({error}); download it again") from None
     if missing := [name for name in names if name not in found]:
