@@ -174,6 +174,21 @@ def test_a_check_goes_on_where_its_terminal_was_closed(tmp_path: Path, monkeypat
     assert jobs.started == 6, "the first one was followed to its end"
 
 
+@pytest.mark.usefixtures("few")
+def test_what_a_check_taken_up_had_not_started_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Jobs(monkeypatch, {})
+    results = Results(tmp_path / "results")
+    (first, *_) = thorough.trials("local", LOCAL)
+    (run,) = submit.launch([first.job], CLUSTER, results, print)
+    begun = thorough.file(results, "local").with_suffix(".runs")
+    begun.parent.mkdir(parents=True)
+    begun.write_text(f"{run.id}\n")
+    assert thorough.check(CLUSTER, "local", results, lambda text: None) == 0
+    report = thorough.known(results, "local")
+    assert report is not None
+    assert [one.why for one in report.findings if one.outcome == ABSENT] == ["not started by this check"] * 2
+
+
 def test_the_short_check_also_goes_by_the_last_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Jobs(monkeypatch, {"fp32": [{"status": FAILED, "cause": "CUDA_ERROR_ILLEGAL_ADDRESS"}, {}]})
     said: list[str] = []

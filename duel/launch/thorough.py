@@ -137,16 +137,22 @@ def check(cluster: Cluster, name: str | None, results: Results, say: Say) -> int
     path.parent.mkdir(parents=True, exist_ok=True)
     begun = path.with_suffix(".runs")
     planned = {trial.job: trial for trial in trials(name, target)}
-    runs, found = _begun(begun, results), list[Finding]()
+    runs, refused = _begun(begun, results), dict[Job, str]()
     if runs:
         say(f"following the check that was begun before; to begin another, remove {begun}")
     else:
         say(f"{len(planned)} small jobs on {name}; each is on its own, whatever happens to the others")
-        runs, found = _started(list(planned.values()), cluster, target, results, say)
+        runs, refused = _started(list(planned), cluster, target, results, say)
         write_atomically(begun, "\n".join(run.id for run in runs) + "\n")
     manage.wait(runs, results)
-    of_runs = [(planned.get(job), run) for run in runs if (job := run.launch().job)]
-    found += [finding for trial, run in of_runs if trial for finding in _judged(trial, run, results)]
+    started = {run.launch().job: run for run in runs}
+    found: list[Finding] = []
+    for job, trial in planned.items():
+        if job in started:
+            found += _judged(trial, started[job], results)
+        else:
+            why = refused.get(job, "not started by this check")
+            found += [Finding(trial.what, framework, ABSENT, why) for framework in job.frameworks]
     report = Report(name, utc(), *_environment(runs), found)
     write_atomically(path, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     bundle = _bundle(path, runs)
@@ -164,26 +170,19 @@ def _begun(path: Path, results: Results) -> list[Run]:
 
 
 def _started(
-    planned: list[Trial], cluster: Cluster, target: Target, results: Results, say: Say
-) -> tuple[list[Run], list[Finding]]:
-    """Start each trial that the target takes; return their runs, and what is found by what it refuses."""
-    jobs = [trial.job for trial in planned]
+    jobs: list[Job], cluster: Cluster, target: Target, results: Results, say: Say
+) -> tuple[list[Run], dict[Job, str]]:
+    """Start each of ``jobs`` that the target takes; return their runs, and why it refuses the others."""
     try:
-        return submit.launch(jobs, cluster, results, say), []
+        return submit.launch(jobs, cluster, results, say), {}
     except submit.RefusedError as error:  # by Slurm, when the others were on their way
-        return error.runs, []
+        return error.runs, {}
     except UserError:
-        refused = {job: why for job in jobs if (why := _refusal(job, cluster, target))}
+        refused = {job: f"refused: {why}" for job in jobs if (why := _refusal(job, cluster, target))}
         if len(refused) in (0, len(jobs)):
             raise
-    found = [
-        Finding(trial.what, framework, ABSENT, f"refused: {refused[trial.job]}")
-        for trial in planned
-        if trial.job in refused
-        for framework in trial.job.frameworks
-    ]
-    more, _ = _started([trial for trial in planned if trial.job not in refused], cluster, target, results, say)
-    return more, found
+    runs, _ = _started([job for job in jobs if job not in refused], cluster, target, results, say)
+    return runs, refused
 
 
 def _refusal(job: Job, cluster: Cluster, target: Target) -> str:
