@@ -154,7 +154,7 @@ def _decoded(pictures: Iterator[Encoded], skipped: list[str] | None) -> Iterator
     def one(encoded: Encoded) -> Bytes:
         try:
             return decoded(encoded.read(), LONGEST)
-        except DataError:
+        except (DataError, MemoryError):  # the second says nothing of the picture
             raise
         except Exception as error:  # a file that may not be read, or whatever damaged metadata make a decoder raise
             raise DataError(f"{type(error).__name__}: {error}") from None
