@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import real_pictures
-from conftest import Main
 
 from duel.catalogue import BENCHMARKS
 from duel.data import augment, known
@@ -296,33 +295,8 @@ def test_what_is_missing_is_told_with_how_to_get_it(tmp_path: Path) -> None:
     for name in KNOWN:
         if name in ("digits", "fashion_mnist"):  # of packages that may be here
             continue
-        with pytest.raises(DataError, match=f"data set {name}: not found in .*none"):
+        with pytest.raises(DataError, match=f"data set {name}: not found; looked in .*none"):
             load(name, tmp_path / "none", 8)
-
-
-def test_data_says_what_is_there_and_what_is_not(main: Main, checkout: Path) -> None:
-    real_pictures.write_cifar(checkout / "data", "py", packed=True)
-    cut(real_pictures.write_cifar(checkout / "data" / "mnist", "bin", packed=False) / "test_batch.bin")
-    (checkout / "data" / "mnist" / "train-images-idx3-ubyte").write_bytes(b"")
-    shown = main("data")
-    assert shown.returncode == 0, shown.stderr
-    lines = {line.split()[0]: line for line in shown.stdout.splitlines() if line.strip()}
-    assert "found" in lines["cifar10"]
-    assert "DAMAGED" in lines["mnist"]
-    assert "missing" in lines["cora"]
-    one = main("data", "cora").stdout
-    assert "to get it: download and unpack it from linqs.org" in one
-    whole = main("data", "cifar10", "--check")
-    assert whole.returncode == 0
-    assert "cifar10 is whole: 200 training and 40 held-out pictures" in whole.stdout
-    published = real_pictures.write_cifar(checkout / "data", "bin", packed=True)
-    other = main("data", "cifar10", "--check")
-    assert other.returncode == 2
-    assert f"{published}: its checksum is " in other.stderr
-    assert "that of the published file c32a1d4ab5d03f1284b67883e8d87530" in other.stderr
-    refused = main("data", "cora", "--download")
-    assert refused.returncode == 2
-    assert "cora cannot be fetched" in refused.stderr
 
 
 def test_batches_are_the_same_whatever_made_them(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_data_that_is_not_there_is_an_input_error(main: Main, checkout: Path) ->
     ran = main("--benchmark", "gcn", "--use_case", "1", "--dataset", "cora", "--framework", "jax", "--wait")
     assert ran.returncode == 1
     (row,) = rows_of(checkout)
-    assert row["cause"].startswith("input: data set cora: not found in")
+    assert row["cause"].startswith("input: data set cora: not found; looked in cora/ in the data folder")
 
 
 def killed_until_done(main: Main, checkout: Path, framework: str, kills: int, seed: int) -> dict[str, Any]:

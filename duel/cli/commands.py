@@ -200,23 +200,23 @@ def data(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import cluster, datasets
 
     _, target = cluster.load(ROOT / "cluster.yaml").target(args.target)
-    folder = ROOT / target.data
+    place = datasets.place_of(target)
     acts = [name for name in ("download", "prepare", "skip_damaged", "check") if getattr(args, name)]
     if args.dataset is None:
         if acts:
             raise UserError(f"--{acts[0]} needs the name of a data set")
-        terminal.show(datasets.table(folder))
+        terminal.show(datasets.table(place))
         return 0
     if args.skip_damaged and not args.prepare:
         raise UserError("--skip_damaged is for --prepare")
     if args.download and not args.prepare:
-        datasets.download(args.dataset, folder, say)
+        datasets.download(args.dataset, place.data, say)
     if args.prepare:
-        datasets.prepare(args.dataset, folder, args.skip_damaged, args.download, say)
+        datasets.prepare(args.dataset, place.data, args.skip_damaged, args.download, say)
     if args.check:
-        datasets.check(args.dataset, folder, say)
+        datasets.check(args.dataset, place, say)
     if not acts:
-        terminal.show(*datasets.described(args.dataset, folder))
+        terminal.show(*datasets.described(args.dataset, place))
     return 0
 
 

@@ -1,6 +1,7 @@
 """Scikit-learn's 1,797 digits, which ship with that package."""
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,24 @@ HELD_OUT = 360
 SEED = 0  # the split is part of the data set: it stays the same whatever a run's seed is
 
 
-def file() -> Path | None:
-    """Return the package's file, or None if it is not installed in this interpreter."""
+def file(packages: Sequence[Path] = ()) -> Path | None:
+    """Return the package's file, in this interpreter or in folders of ``packages``, or None if it is in neither."""
     # The file instead of load_digits: importing scikit-learn takes over a second, and brings SciPy and a second OpenMP
     # into the measured process.
     found = importlib.util.find_spec("sklearn")
-    path = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
-    return path if path and path.exists() else None
+    folders = [Path(found.origin or "").parent] if found else []
+    folders += [folder / "sklearn" for folder in packages]
+    paths = [folder / "datasets" / "data" / "digits.csv.gz" for folder in folders]
+    return next((path for path in paths if path.exists()), None)
 
 
-def read() -> tuple[Bytes, npt.NDArray[Any], Bytes, npt.NDArray[Any]]:
+def read(packages: Sequence[Path] = ()) -> tuple[Bytes, npt.NDArray[Any], Bytes, npt.NDArray[Any]]:
     """Return training images (1437, 28, 28) and labels, held-out images (360, 28, 28) and labels.
 
     Of 8x8 pixels from 0 to 16, each is repeated 3x3 and the image padded by 2 with zeros: no interpolation, so the
     result is bit-identical on every machine. Raises FileNotFoundError without scikit-learn.
     """
-    path = file()
+    path = file(packages)
     if path is None:
         raise FileNotFoundError("scikit-learn's digits")
     table = np.loadtxt(path, np.uint8, delimiter=",")  # 64 pixels and the label

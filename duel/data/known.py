@@ -17,9 +17,10 @@ SYSTEM = Path("/usr/share/datasets")  # where Debian's packages of data sets ins
 
 @dataclass(frozen=True)
 class Place:
-    """Where data sets are looked for: the target's data folder, and where prepared pictures are."""
+    """Where data sets are looked for: the target's data folder, and folders of packages beside this interpreter's."""
 
     data: Path
+    packages: tuple[Path, ...] = ()
 
     @property
     def prepared(self) -> Path:
@@ -39,10 +40,9 @@ class File:
 class Known:
     """A data set by name.
 
-    ``looked`` says where it is looked for below the data folder, ``get`` how to get it,
-    in words. ``find`` returns what is there in a sentence, or "" (it reads little and may raise DataError), ``load``
-    the samples for sequences of so many tokens, if it is a text. ``hub`` is its name on Hugging Face's hub, if it is
-    to be prepared.
+    ``looked`` says where it is looked for, ``get`` how to get it. ``find`` returns what is there in a sentence, or ""
+    (it reads little and may raise DataError), ``load`` the samples for sequences of so many tokens, if it is a text.
+    ``hub`` is its name on Hugging Face's hub, if it is to be prepared.
     """
 
     title: str
@@ -59,7 +59,8 @@ def load(name: str, place: Place, length: int = 0) -> Dataset:
     known = KNOWN[name]
     found = known.load(place, length)
     if found is None:
-        raise DataError(f"data set {name}: not found in {place.data} ({known.looked}); {known.get}")
+        looked = f"looked in {known.looked}; the data folder is {place.data}"
+        raise DataError(f"data set {name}: not found; {looked}; {known.get}")
     return found
 
 
@@ -67,7 +68,9 @@ def _idx_places(place: Place, names: tuple[str, ...], package: str) -> list[Path
     return [*(place.data / name for name in names), *([SYSTEM / package] if package else [])]
 
 
-def _of_idx(name: str, title: str, names: tuple[str, ...], package: str, get: str, files: tuple[File, ...]) -> Known:
+def _of_idx(
+    name: str, title: str, names: tuple[str, ...], package: str, looked: str, get: str, files: tuple[File, ...]
+) -> Known:
     def find(place: Place) -> str:
         paths = idx.find(_idx_places(place, names, package))
         if paths is None:
@@ -87,19 +90,18 @@ def _of_idx(name: str, title: str, names: tuple[str, ...], package: str, get: st
         ]
         return of_pictures(name, source, parts[0], parts[1], 10)
 
-    looked = ", ".join([*names, *([str(SYSTEM / package)] if package else [])])
     return Known(title, looked, get, find, loaded, files)
 
 
 def _digits_found(place: Place) -> str:
-    path = digits.file()
+    path = digits.file(place.packages)
     return "1,437 training and 360 held-out pictures of the package scikit-learn" if path else ""
 
 
 def _digits(place: Place, length: int) -> Dataset | None:
-    if digits.file() is None:
+    if digits.file(place.packages) is None:
         return None
-    train, train_labels, held, held_labels = digits.read()
+    train, train_labels, held, held_labels = digits.read(place.packages)
     parts = [Equal(p[..., np.newaxis], y.astype(np.int32)) for p, y in ((train, train_labels), (held, held_labels))]
     return of_pictures("digits", _digits_found(place), parts[0], parts[1], 10)
 
@@ -122,7 +124,8 @@ def _of_cifar(classes: int, files: tuple[File, ...]) -> Known:
         source = f"{len(train.labels):,} training and {len(held_out.labels):,} held-out pictures in {found[0]}"
         return of_pictures(name, source, train, held_out, classes)
 
-    looked = ", ".join(path for form in cifar.FORMS[classes] for path in (form.archive, form.folder))
+    forms = ", ".join(path for form in cifar.FORMS[classes] for path in (form.archive, f"{form.folder}/"))
+    looked = f"the data folder, or {name}/ or cifar-{classes}/ in it ({forms})"
     get = f"'python main.py data {name} --download' fetches it from www.cs.toronto.edu (160 MB)"
     return Known(f"CIFAR-{classes}", looked, get, find, loaded, files)
 
@@ -144,7 +147,7 @@ def _of_folders(name: str, title: str, hub: str, size: str) -> Known:
         f"in the data folder, or from Hugging Face's {hub} if its cache has that ({size}; its licence must be accepted "
         "there)"
     )
-    return Known(title, f"prepared/{name}", get, find, loaded, hub=hub)
+    return Known(title, f"prepared/{name}/ in the data folder", get, find, loaded, hub=hub)
 
 
 def _of_text(name: str, title: str, pairs: bool, get: str) -> Known:
@@ -155,7 +158,8 @@ def _of_text(name: str, title: str, pairs: bool, get: str) -> Known:
     def loaded(place: Place, length: int) -> Dataset | None:
         return text.load(place.data / "text", name, length, pairs)
 
-    looked = ", ".join(f"text/{file}" for file in (text.TRAIN, *(text.TOKENIZER if pairs else ())))
+    files = (text.TRAIN, *(text.TOKENIZER if pairs else ()))
+    looked = f"text/ in the data folder ({', '.join(files)})"
     return Known(title, looked, get, find, loaded)
 
 
@@ -166,7 +170,7 @@ def _of_molecules(name: str) -> Known:
         return str(place.data / folder) if (place.data / folder / "raw").is_dir() else ""
 
     return Known(
-        *(f"OGB's {name}, molecules", f"{folder}/raw and {folder}/split"),
+        *(f"OGB's {name}, molecules", f"{folder}/ in the data folder (raw/ and split/)"),
         "download and unpack it from ogb.stanford.edu (its CSV form)",
         *(find, lambda place, length: graphs.molecules(place.data / folder, name)),
     )
@@ -196,19 +200,21 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
     {
         "mnist": _of_idx(
             *("mnist", "MNIST, handwritten digits", (".", "mnist", "MNIST/raw"), ""),
+            "the data folder, or mnist/ or MNIST/raw/ in it",
             "'python main.py data mnist --download' fetches it from PyTorch's mirror (12 MB)",
             _idx_files(_MNIST, "mnist", _MNIST_MD5),
         ),
         "fashion_mnist": _of_idx(
             *("fashion_mnist", "Fashion-MNIST, articles of clothing", ("fashion_mnist", "FashionMNIST/raw")),
             "fashion-mnist",
+            f"fashion_mnist/ or FashionMNIST/raw/ in the data folder, or {SYSTEM / 'fashion-mnist'}/",
             "Debian's package dataset-fashion-mnist has it, and 'python main.py data fashion_mnist --download' fetches "
             "it (31 MB)",
             _idx_files(_FASHION, "fashion_mnist", _FASHION_MD5),
         ),
         "digits": Known(
-            *("scikit-learn's digits", "the package scikit-learn"),
-            "install scikit-learn in the frameworks' environments",
+            *("scikit-learn's digits", "the frameworks' environments (the package scikit-learn)"),
+            "'make envs' makes environments with it; those that only compute nodes see are not read from here",
             *(_digits_found, _digits),
         ),
         "cifar10": _of_cifar(
@@ -237,7 +243,7 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
             f"put it into text/{text.TRAIN}, with GPT-2's {' and '.join(text.TOKENIZER)} beside it",
         ),
         "cora": Known(
-            *("Cora, a citation graph", "cora/cora.content, cora/cora.cites"),
+            *("Cora, a citation graph", "cora/ in the data folder (cora.content and cora.cites)"),
             "download and unpack it from linqs.org (cora.tgz)",
             lambda place: str(place.data / "cora") if (place.data / "cora" / "cora.content").is_file() else "",
             lambda place, length: graphs.cora(place.data / "cora", "cora"),

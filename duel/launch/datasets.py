@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from duel.data.known import KNOWN, File, Known, Place
 from duel.data.samples import DataError
 from duel.errors import UserError
 from duel.files import replacing
+from duel.launch.schema import Target
 from duel.recipes import DATASETS
 from duel.terminal import Table
 
@@ -23,13 +25,24 @@ FOUND, MISSING, DAMAGED = "found", "missing", "DAMAGED"
 Say = Callable[[str], None]
 
 
-def table(data: Path) -> Table:
+def place_of(target: Target) -> Place:
+    """Return where the data sets of ``target`` are: its folder, and the packages of the interpreters seen from here."""
+    packages: list[Path] = []
+    for python in (target.python.jax, target.python.pytorch):
+        found = python and shutil.which(str(ROOT / python) if "/" in python else python)
+        if found:
+            # Not resolved: a virtual environment's interpreter is a link to one with other packages.
+            packages += Path(found).parent.parent.glob("lib/python3*/*-packages")
+    return Place(ROOT / target.data, tuple(packages))
+
+
+def table(place: Place) -> Table:
     """Return every data set: which benchmarks train on it, whether it is there, and where it was looked for or is."""
     lines = []
     for name, one in KNOWN.items():
-        state, text = _state(one, Place(data))
+        state, text = _state(one, place)
         lines.append([name, ", ".join(DATASETS[name]), state, text])
-    notes = [f"looked in {data}", "'python main.py data NAME' says how to get one that is missing"]
+    notes = [f"the data folder is {place.data}", "'python main.py data NAME' says how to get one that is missing"]
     return Table(["data set", "benchmarks", "", ""], lines, notes)
 
 
@@ -41,10 +54,10 @@ def _state(one: Known, place: Place) -> tuple[str, str]:
     return (FOUND, found) if found else (MISSING, one.looked)
 
 
-def described(name: str, data: Path) -> list[str]:
+def described(name: str, place: Place) -> list[str]:
     """Return what is known of one data set, in lines."""
     one = KNOWN[name]
-    state, text = _state(one, Place(data))
+    state, text = _state(one, place)
     lines = [f"{name}: {one.title}, for {', '.join(DATASETS[name])}", f"{state}: {text}"]
     return lines if state == FOUND else [*lines, f"to get it: {one.get}"]
 
@@ -109,9 +122,9 @@ def _saved(data: Path, name: str) -> str:
     return str(folder) if folder.is_dir() else ""
 
 
-def check(name: str, data: Path, say: Say) -> None:
+def check(name: str, place: Place, say: Say) -> None:
     """Read all of a data set. Raises UserError for what is damaged, or was fetched and is not what was published."""
-    place = Place(data)
+    data = place.data
     fetched = [file for file in KNOWN[name].files if (data / file.name).is_file()]
     try:
         if KNOWN[name].hub and (place.prepared / name).is_dir():
