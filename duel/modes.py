@@ -21,7 +21,8 @@ WATERFALL = "waterfall"  # not the mode of a row, but a series of modes: see ``w
 MODES: Mapping[str, str] = MappingProxyType(
     {
         DEFAULT: "what a newcomer gets: JAX compiles a step, PyTorch runs it operation by operation",
-        TUNED: "the fastest switches that 'tune' found on the device; without a search, a set for its kind",
+        TUNED: "the fastest switches that 'tune' found on the device; without a search, the built-in set for that kind "
+        "of device",
         COMPILE: "both compile the step: jax.jit, torch.compile",
         OPACUS: "per-sample gradients in PyTorch by the hooks of Opacus ('make opacus' installs it)",
     }

@@ -117,10 +117,10 @@ def mode_or_waterfall(text: str) -> str:
     return text if text == modes.WATERFALL else mode(text)
 
 
-def count(text: str, what: str = "number", most: int = MOST) -> int:
-    """Return a whole number from 1 to ``most``."""
+def count(text: str, what: str = "", most: int = MOST) -> int:
+    """Return a whole number from 1 to ``most``; ``what`` it counts is named in the error."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not 1 <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{what} {text!r} is not a whole number from 1 to {most}")
+        raise argparse.ArgumentTypeError(f"{what} {text!r} is not a whole number from 1 to {most}".lstrip())
     return int(text)
 
 

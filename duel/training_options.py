@@ -26,14 +26,15 @@ def add_training(parser: Parser, several: bool = False) -> None:
         "--target_accuracy",
         type=_share,
         metavar="SHARE",
-        help="end once held-out top-1 accuracy reaches it (0.91)",
+        help="end once held-out top-1 accuracy reaches it, as in 0.91 (default: train all epochs)",
     )
     train.add_argument("--seeds", type=_seeds, metavar="N", help="trainings, each with its own seed (default: 1)")
     train.add_argument(
         "--max_hours",
         type=hours,
         metavar="TIME",
-        help="in Slurm, go on in another job at a time limit unless they have taken so long in all",
+        help="in Slurm, continue in a new job after each time limit, up to this many hours in all, as in 40h "
+        "(default: stop)",
     )
 
 

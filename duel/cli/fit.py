@@ -50,18 +50,36 @@ def options(parser: Parser) -> None:
     parser.add_argument(
         "--benchmark", action=Several, convert=benchmark_names, required=True, metavar="NAME", help="names, or all"
     )
-    parser.add_argument("--use_case", action=Several, convert=use_case_numbers, metavar="N", help="numbers or names")
-    parser.add_argument("--size", type=chosen("size", SIZES), default="full", metavar="NAME", help="tiny or full")
     parser.add_argument(
-        "--batch_sizes", action=Several, convert=batch_size, default=(), metavar="N", help="samples over all chips"
+        "--use_case", action=Several, convert=use_case_numbers, metavar="N", help="numbers or names (default: 1)"
     )
     parser.add_argument(
-        "--products", action=Several, convert=product, default=("clipped_sum",), metavar="NAME", help="of gradients"
+        "--size",
+        type=chosen("size", SIZES),
+        default="full",
+        metavar="NAME",
+        help="model size: tiny or full (default: full)",
+    )
+    parser.add_argument(
+        "--batch_sizes",
+        action=Several,
+        convert=batch_size,
+        default=(),
+        metavar="N",
+        help="samples over all chips (default: the benchmark's for a TPU)",
+    )
+    parser.add_argument(
+        "--products",
+        action=Several,
+        convert=product,
+        default=("clipped_sum",),
+        metavar="NAME",
+        help="what to compute from per-sample gradients (default: clipped_sum)",
     )
     add_precision(parser)
     parser.add_argument("--largest", action="store_true", help="also find the largest batch that fits")
     parser.add_argument(
-        "--limit", type=_minutes, default=900.0, metavar="TIME", help="for a compilation (default: 15m)"
+        "--limit", type=_minutes, default=900.0, metavar="TIME", help="most time for one compilation (default: 15m)"
     )
     parser.add_argument(
         "--target", type=target_name, metavar="NAME", help="the target whose JAX has libtpu, or where batches are tried"

@@ -124,7 +124,7 @@ def _check_tune(parser: Parser, args: argparse.Namespace) -> None:
             parser.error(f"--{name} is needed")
     args.use_case = tuple(number for number in args.use_case if number not in MANY)
     if not args.use_case:
-        parser.error("what is found on one device holds for many, too; valid use cases: 1, 3, 5")
+        parser.error("tune searches on one device, and use cases 2 and 4 use what it finds there; valid: 1, 3, 5")
     check_use_cases(parser, args, args.use_case)
 
 
@@ -148,11 +148,19 @@ def _validate_options(parser: Parser) -> None:
         "--size", type=chosen("size", SIZES), default="tiny", metavar="NAME", help="model size (default: tiny)"
     )
     parser.add_argument("--weights", type=weights_source, metavar="SOURCE", help="weights to use (default: random)")
-    parser.add_argument("--target", type=target_name, metavar="NAME", help="entry of cluster.yaml")
+    parser.add_argument(
+        "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: its 'default')"
+    )
 
 
 def _init_options(parser: Parser) -> None:
-    parser.add_argument("--from", dest="script", type=Path, metavar="FILE", help="print the target of a job script")
+    parser.add_argument(
+        "--from",
+        dest="script",
+        type=Path,
+        metavar="FILE",
+        help="print a target made from a job script that works here",
+    )
 
 
 def _doctor_options(parser: Parser) -> None:

@@ -70,8 +70,11 @@ def presets() -> str:
 
 
 def precisions() -> str:
-    lines = {name: f"on {', '.join(policy.device_kinds)}" for name, policy in PRECISIONS.items()}
-    return f"--precision NAME: the same policy on both sides\n\n{_table(lines)}\n\ndocs/methodology.md defines each."
+    lines = {name: f"{policy.meaning}; on {', '.join(policy.device_kinds)}" for name, policy in PRECISIONS.items()}
+    return (
+        f"--precision NAME: the same policy on both sides\n\n{_table(lines)}\n\n"
+        "docs/methodology.md says how each is checked."
+    )
 
 
 def mode() -> str:

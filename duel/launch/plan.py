@@ -67,7 +67,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
             ]
     planned = [job for session in range(args.sessions or 1) for job in _of_session(planned, session, args)]
     if not planned:
-        raise UserError(f"target {name!r} supports none of this: nothing is left to run")
+        raise UserError(f"nothing is left to run on target {name!r}")
     return planned
 
 

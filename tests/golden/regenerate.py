@@ -26,7 +26,10 @@ REMEDY = "if the change is meant, 'make golden' rewrites tests/golden and the ta
 GOLDEN = Path(__file__).resolve().parent
 ROOT = GOLDEN.parent.parent
 
-TOPICS = ("", "benchmarks", "use_cases", "presets", "precisions", "modes", "submit", "status", "cancel", "resubmit")
+TOPICS = (
+    *("", "benchmarks", "use_cases", "presets", "precisions", "modes", "submit", "status", "cancel", "resubmit"),
+    *("validate", "fit", "init"),
+)
 
 
 def scripts() -> dict[str, str]:
