@@ -165,6 +165,12 @@ def test_the_example_of_a_study_can_be_planned(tmp_path: Path) -> None:
     }
 
 
+def test_every_key_of_a_study_is_named() -> None:
+    keys = list(study.Points.model_fields)
+    assert all(f"`{key}`" in STUDIES.read_text() for key in keys)
+    assert list(study.Without.model_fields) == keys[:8], "as the page says"
+
+
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) > 10
 
