@@ -306,7 +306,7 @@ class Row:
             raise Damaged(f"{_named(texts)} is damaged: {error}") from error
         if not row.run_id:
             raise Damaged(f"{_named(texts)} is damaged: it has no run_id")
-        row.check(_named(texts))
+        row.check(f"row {row.row} of {row.run_id[:96]}")
         return row
 
 

@@ -4,6 +4,7 @@ Heavy modules are imported by the command that needs them, so that --help answer
 """
 
 import argparse
+import gc
 import json
 import time
 from typing import TYPE_CHECKING
@@ -278,6 +279,8 @@ def report(args: argparse.Namespace, results: "Results") -> int:
 
     if args.live and args.name:
         raise UserError("--live follows runs and excludes --name")
+    if not args.live:
+        gc.disable()  # it would walk again and again through a hundred thousand rows, which have no cycles
     sets = [records.published(results, name) for name in args.name] or [records.measured(results)]
     if args.against:
         if len(sets) > 1:

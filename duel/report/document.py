@@ -12,10 +12,11 @@ import csv
 import io
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import pandas as pd
 
 from duel.errors import UserError
 from duel.files import write_atomically
@@ -52,17 +53,20 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
         (folder / "tables").mkdir(exist_ok=True)
-        _figures(tables, folder / "figures")
-        points.write(folder / points.NAME, lines)
-        write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
-        write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
-        sections = prose.sections(sets, [text for each in profiled for text in profile_data.sentences(each)])
-        texts = [*prose.summary(sets), *(text for section in sections for text in section["paragraphs"])]
-        write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
-        for records in sets:
-            name = "croissant.json" if len(sets) == 1 else f"croissant-{records.name}.json"
-            write_atomically(folder / name, appendix.croissant(records, folder))
-        write_atomically(folder / "index.html", page.html(sets, tables, sections, refresh))
+        scripts = _figures(tables, folder / "figures")
+        with ThreadPoolExecutor() as pool:
+            drawing = pool.map(_draw, scripts)
+            points.write(folder / points.NAME, lines)
+            write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
+            write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
+            sections = prose.sections(sets, [text for each in profiled for text in profile_data.sentences(each)])
+            texts = [*prose.summary(sets), *(text for section in sections for text in section["paragraphs"])]
+            write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
+            for records in sets:
+                name = "croissant.json" if len(sets) == 1 else f"croissant-{records.name}.json"
+                write_atomically(folder / name, appendix.croissant(records, folder))
+            write_atomically(folder / "index.html", page.html(sets, tables, sections, refresh))
+            list(drawing)  # raises what went wrong
     except OSError as error:
         raise UserError(f"cannot write the report to {folder}: {error.strerror or error}") from error
     say(f"{os.path.relpath(folder / 'index.html')}: {len(found)} points")
@@ -81,9 +85,8 @@ def _tables(sets: Sequence[Records], profiled: Sequence[profile_data.Found]) -> 
     return tables | {"devices": tables["ratios"] if len(names) > 1 else []}
 
 
-def _figures(tables: dict[str, list[Record]], folder: Path) -> None:
-    for script in (figures, profile_figures):
-        shutil.copy(str(script.__file__), folder)
+def _figures(tables: dict[str, list[Record]], folder: Path) -> list[Path]:
+    """Write the table of each figure, and return the scripts, copied there, that draw those that are not empty."""
     for name, records in tables.items():
         if not records:  # an earlier report may have had some
             for kind in ("csv", "svg", "pdf"):
@@ -94,4 +97,12 @@ def _figures(tables: dict[str, list[Record]], folder: Path) -> None:
         writer.writerow(records[0])
         writer.writerows(record.values() for record in records)  # all have the same keys in the same order
         write_atomically(folder / f"{name}.csv", text.getvalue())
-        figures.save(page.DRAW[name], pd.DataFrame(records), folder)
+    copies = {Path(shutil.copy(str(script.__file__), folder)): script.DRAW for script in (figures, profile_figures)}
+    return [copy for copy, draws in copies.items() if any(tables.get(name) for name in draws)]
+
+
+def _draw(script: Path) -> None:
+    """Draw SVG and PDF of all figures of ``script``, in a process of its own beside the rest of the report."""
+    # -B: no __pycache__ among the figures
+    if subprocess.run([sys.executable, "-B", str(script)], check=False).returncode:
+        raise UserError(f"{os.path.relpath(script)} failed with what is printed above")

@@ -37,7 +37,7 @@ Draw = Any  # Callable[[pd.DataFrame], Panels], with the name that every functio
 def ratios(data: pd.DataFrame) -> Panels:
     """JAX / PyTorch: its interval (thick), what another session may show (thin), and a tick for each session.
 
-    Circles are default, diamonds tuned. Gray: the noise floor of each point, and the band from 1/1.05 to 1.05.
+    Gray: the noise floor of each point, and the band from 1/1.05 to 1.05.
     """
     data = data.assign(kind=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
     tip = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "verdict")
@@ -67,12 +67,12 @@ def ratios(data: pd.DataFrame) -> Panels:
 
 def devices(data: pd.DataFrame) -> Panels:
     """JAX / PyTorch on each device. Nothing is averaged over devices."""
+    most = max(data.ratio.max(), 1 / data.ratio.min(), EQUAL)
+    color = alt.Color("ratio:Q", title="JAX / PyTorch")
+    color = color.scale(type="log", scheme="blueorange", reverse=True, domain=[1 / most, most])
     panels = []
     for title, part in split(titled(data[data.session == 1], "use_case", "mode", together=True), "title"):
         base = by_point(part).encode(x=alt.X("device_name:N", title=None))
-        most = max(part.ratio.max(), 1 / part.ratio.min(), EQUAL)
-        color = alt.Color("ratio:Q", title="JAX / PyTorch")
-        color = color.scale(type="log", scheme="blueorange", reverse=True, domain=[1 / most, most])
         cells = base.mark_rect().encode(color=color, tooltip=tips("device_name", "ratio", "low", "high", "verdict"))
         numbers = base.mark_text(color="black").encode(text=alt.Text("ratio:Q", format=".2f"))
         panels.append(panel([cells, numbers], title, lines=2 * part.point.nunique()))
@@ -173,10 +173,7 @@ def energy(data: pd.DataFrame) -> Panels:
 
 
 def roofline(data: pd.DataFrame) -> Panels:
-    """FLOP/s of a step below the machine's roof: measured matrix products and copies, the same for both sides.
-
-    Circles are default, diamonds tuned.
-    """
+    """FLOP/s of a step below the machine's roof: measured matrix products and copies, the same for both sides."""
     panels = []
     for title, part in split(titled(data, "device_name", "precision"), "title"):
         product, copy = part.product_flops_per_second.median(), part.copy_bytes_per_second.median()
@@ -249,7 +246,8 @@ def titled(data: pd.DataFrame, *columns: str, together: bool = False) -> pd.Data
         columns = ("device_name", *columns)
     texts = data.assign(what="")
     if "size" in data:
-        texts["what"] = data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + data["product"].fillna("")
+        product = data["product"].fillna("").astype(str)  # from a CSV file, a column of numbers if all are empty
+        texts["what"] = data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + product
     title = texts[columns[0]].astype(str).str.strip()
     for column in columns[1:]:
         title = title + ", " + texts[column].astype(str)
@@ -292,7 +290,7 @@ def sides() -> alt.Color:
 
 
 def _mode() -> alt.Shape:
-    return alt.Shape("mode:N", legend=None).scale(domain=["default", "tuned"], range=["circle", "diamond"])
+    return alt.Shape("mode:N", title=None).scale(domain=["default", "tuned"], range=["circle", "diamond"])
 
 
 def tips(*columns: str) -> list[str]:
@@ -317,8 +315,8 @@ def theme(chart: Chart, ink: str = "black", paper: str = "white") -> Chart:
 
 
 def whole(panels: Panels) -> Chart:
-    """Return the panels of a figure, one below the other."""
-    return theme(alt.vconcat(*panels).resolve_scale(color="independent"))
+    """Return the panels of a figure, one below the other, with one legend."""
+    return theme(alt.vconcat(*panels))
 
 
 DRAW: dict[str, Draw] = {

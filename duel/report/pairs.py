@@ -1,5 +1,6 @@
 """The outcome of pairs of rows: the ratio with its interval, the noise floor and the verdict."""
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ class Outcome:
         """The use case with its product, if it has one."""
         return USE_CASES[self.row.use_case or 0].name + (f", {self.row.product}" if self.row.product else "")
 
-    @property
+    @functools.cached_property
     def faster(self) -> str:
         """``JAX`` or ``PyTorch``; empty if neither is shown to be, or the sides are equal for all practical purposes.
 
@@ -93,7 +94,7 @@ class Outcome:
             return logs(self.pairs)
         return list(map(math.log, self.session_ratios))
 
-    @property
+    @functools.cached_property
     def session_ratios(self) -> list[float]:
         """JAX / PyTorch in each session."""
         return [math.exp(ratios.mean(_in_order(session))) for session in self.sessions]

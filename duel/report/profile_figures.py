@@ -40,7 +40,7 @@ def kinds(data: pd.DataFrame) -> Panels:
     panels = []
     for title, part in figures.split(figures.titled(data, "use_case", "mode"), "title"):
         x = alt.X("share:Q", title="time of a step, relative to the slower side").stack("zero")
-        bars = figures.by_point(part).mark_bar().encode(x=x, yOffset=figures.below("framework"), color=_color(part))
+        bars = figures.by_point(part).mark_bar().encode(x=x, yOffset=figures.below("framework"), color=_color(data))
         bars = bars.encode(order="order:Q", tooltip=figures.tips("framework", "kind", "milliseconds"))
         panels.append(figures.panel([bars], title, lines=2 * part.point.nunique()))
     return panels
@@ -80,7 +80,7 @@ def timeline(data: pd.DataFrame) -> Panels:
     for title, part in figures.split(figures.titled(data, "use_case", "point", "mode"), "title"):
         x = alt.X("begin:Q", title="ms since the step began, while it was traced")
         bars = alt.Chart(part).mark_bar().encode(x=x, x2="end:Q", y=alt.Y("lane:N", sort=None, title=None))
-        bars = bars.encode(color=_color(part), tooltip=figures.tips("framework", "kind", "module", "begin", "end"))
+        bars = bars.encode(color=_color(data), tooltip=figures.tips("framework", "kind", "module", "begin", "end"))
         panels.append(figures.panel([bars], title, lines=2 * part.lane.nunique()))
     return panels
 

@@ -59,7 +59,7 @@ def _waterfalls(found: Sequence[Outcome]) -> list[Waterfall]:
 
 def _waterfall(by_mode: dict[str, Outcome]) -> Waterfall | None:
     row = next(iter(by_mode.values())).row
-    if row.device_kind is None:  # it failed before it knew its device
+    if len(by_mode) == 1 or row.device_kind is None:  # a row that failed early does not know its device
         return None
     turns = modes.waterfall(str(row.benchmark), row.use_case or 0, str(row.precision), row.device_kind)
     needed = modes.of_waterfall(turns)
