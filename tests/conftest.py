@@ -102,9 +102,12 @@ def interpreter(framework: str) -> str:
 FRAMEWORKS_PYTHON = [str(ROOT / ".venv" / framework / "bin" / "python") for framework in ("jax", "pytorch")]
 
 
+COPIED = ("export DUEL_CHECKOUT=", "export DUEL_COMMIT=")
+
+
 def without_copy(script: str) -> str:
     """A run's script as the one to start by hand has it: with the code of the checkout instead of its copy."""
-    lines = [line for line in script.splitlines() if not line.startswith(("# sha256", "export DUEL_CHECKOUT="))]
+    lines = [line for line in script.splitlines() if not line.startswith(("# sha256", *COPIED))]
     return re.sub(r"results/trees/[0-9a-f]{12}/", "", "\n".join(lines))
 
 

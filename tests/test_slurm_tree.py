@@ -1,8 +1,8 @@
 """A job runs the code of its submission, whatever the checkout has become while it waited."""
 
 import dataclasses
-import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,8 @@ from conftest import ROOT, Site
 from duel import tree
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import cluster, script
+from duel.launch import cluster, script, submit
+from duel.results import Results
 
 CPU = ("--partition=cpu", "--time=00:10:00", "--cpus-per-task=1", "--mem=2G")
 
@@ -44,8 +45,6 @@ def test_submissions_of_the_same_code_share_a_copy_that_has_all_of_it(tmp_path: 
     place = tree.copy(tmp_path)
     assert place == tmp_path / "trees" / tree.digest()
     assert tree.digest(place) == tree.digest()
-    stored = json.loads((place / tree.RECORD).read_text())
-    assert (stored["git_sha"], stored["git_dirty"]) == tree.commit()
     before = (place / "jax" / "run.py").stat().st_mtime_ns
     assert tree.copy(tmp_path) == place
     assert (place / "jax" / "run.py").stat().st_mtime_ns == before
@@ -62,15 +61,59 @@ def test_a_copy_that_has_no_room_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert list((tmp_path / "trees").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("stored", "commit"), [("0a1b", ("0a1b", False)), ("0a1b+changes", ("0a1b", True)), ("", (None, None))]
+)
+def test_a_copy_has_the_commit_of_its_own_submission(
+    monkeypatch: pytest.MonkeyPatch, stored: str, commit: tuple[str | None, bool | None]
+) -> None:
+    monkeypatch.setattr(tree, "commit", lambda: commit)
+    assert tree.described() == stored
+    monkeypatch.undo()
+    monkeypatch.setattr(tree, "CODE", Path("/opt/duel/results/trees/abc"))
+    monkeypatch.setenv(tree.COMMIT, stored)
+    assert tree.commit() == commit
+
+
+def test_the_same_code_committed_later_is_no_longer_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(tmp_path)
+    target = cluster.load(ROOT / "cluster.yaml").targets["local"]
+    job = Job("jax", "mnist", 1, "standard", "fp32", None, "local")
+    scripts = []
+    for commit in (("a" * 40, True), ("b" * 40, False)):
+        monkeypatch.setattr(tree, "commit", lambda commit=commit: commit)
+        (run,) = submit.create(submit.plan([job], target), results)
+        scripts.append(run.script.read_text())
+    assert f"export DUEL_COMMIT={'a' * 40}+changes\n" in scripts[0]
+    assert f"export DUEL_COMMIT={'b' * 40}\n" in scripts[1]
+    assert len(list((tmp_path / "trees").iterdir())) == 1, "they share a copy"
+
+
+def test_code_that_is_edited_while_it_is_copied_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.copyfile
+
+    def edited(source: Path, target: Path) -> None:
+        real(source, target)
+        if source.name == "tree.py":
+            target.write_text(target.read_text() + "# edited\n")
+
+    monkeypatch.setattr(tree.shutil, "copyfile", edited)
+    with pytest.raises(UserError, match="the code was changed while it was being submitted: repeat the command"):
+        tree.copy(tmp_path)
+    assert list((tmp_path / "trees").iterdir()) == []
+
+
 def test_the_script_of_a_run_names_the_copy_and_the_one_by_hand_does_not() -> None:
     job = Job("jax", "mnist", 1, "standard", "fp32", None, "cpu")
     target = cluster.load(ROOT / "cluster.yaml").targets["cpu"]
     checkout = Path("/opt/duel")
-    kept = script.render(job, target, checkout, checkout / "results" / "trees" / "abc")
+    kept = script.render(job, target, checkout, checkout / "results" / "trees" / "abc", "0a1b+changes")
     assert "export DUEL_CHECKOUT=/opt/duel\n" in kept
+    assert "export DUEL_COMMIT=0a1b+changes\n" in kept
     assert " results/trees/abc/jax/run.py --benchmark mnist" in kept
     plain = script.render(job, target, checkout)
     assert "DUEL_CHECKOUT" not in plain
+    assert "DUEL_COMMIT" not in plain
     assert " jax/run.py --benchmark mnist" in plain
     both = script.render(dataclasses.replace(job, framework="paired"), target, checkout, checkout / "results/trees/abc")
     assert "results/trees/abc/jax/run.py" in both

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from duel import ROOT, variables
+from duel import ROOT, tree, variables
 from duel.catalogue import FRAMEWORKS, MANY, PAIRED, USE_CASES, VALIDATE
 from duel.errors import UserError
 from duel.files import stamp, write_atomically
@@ -44,8 +44,9 @@ def _case_patterns(patterns: tuple[str, ...]) -> str:
 ENVIRONMENT = _environment()
 
 
-def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None) -> str:
-    """Return the script of ``job`` on ``target``, for a checkout at ``root``, with the ``code`` there or in a copy.
+def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None, commit: str = "") -> str:
+    """Return the script of ``job`` on ``target``, for a checkout at ``root``, with the ``code`` there or in a copy,
+    which does not know its ``commit``.
 
     Values are quoted for the shell; the target's own lines pass unchanged. Raises UserError if the target cannot run
     the job, has no interpreter for it, or if the path of the checkout cannot appear in a directive.
@@ -64,7 +65,7 @@ def render(job: Job, target: Target, root: Path = ROOT, code: Path | None = None
     if target.wandb.mode != "auto" or not target.internet:
         exports["WANDB_MODE"] = "offline" if target.wandb.mode == "auto" else target.wandb.mode
     if code is not None:
-        exports["DUEL_CHECKOUT"] = str(root)
+        exports |= {"DUEL_CHECKOUT": str(root), tree.COMMIT: commit}
     exports |= {variables.PROFILER: target.profiler} if job.profile and target.profiler else {}
     python, where = pythons[lead], f"python.{lead}); make {lead}-env makes one"
     if target.sides:

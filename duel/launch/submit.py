@@ -196,10 +196,10 @@ def create(launches: list[Launch], results: Results, owner: Owner | None = None)
     ``owner`` the runs wait in Slurm's queue, under their own ids.
     """
     runs = [results.run(launch.run_id) for launch in launches]
-    code, made = tree.copy(results.folder), []
+    code, commit, made = tree.copy(results.folder), tree.described(), []
     try:
         for run, launch in zip(runs, launches, strict=True):
-            text = script.render(launch.job, launch.target, code=code)
+            text = script.render(launch.job, launch.target, code=code, commit=commit)
             holder = owner or Owner(slurm_job_name=run.id)
             if launch.continues and run.stored_status().state in TERMINAL:
                 _reopen(run, launch, text, holder, results)
