@@ -14,10 +14,11 @@ from duel import certificate
 from duel.catalogue import PAIRED, PRESETS
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import campaign, cluster, directives, estimate, local, reasons, resubmit, state, study
+from duel.launch import campaign, cluster, directives, estimate, local, progress, reasons, resubmit, state, study
 from duel.launch.estimate import Known
+from duel.launch.progress import DONE, MISSING, NEVER, WAITING, Progress
 from duel.launch.schema import Cluster, Target
-from duel.launch.study import DONE, MISSING, WAITING, Study
+from duel.launch.study import Study
 from duel.record import Row
 from duel.results import Results
 from duel.states import FAILED
@@ -62,7 +63,7 @@ def publish(results: Results, measured: list[Row]) -> None:
 def test_every_shipped_study_can_be_planned(name: str, results: Results) -> None:
     found = study.load(study.path(ROOT / "studies", name), CLUSTER, results)
     assert len(set(found.points)) == len(found.points)
-    assert campaign.planned(study.progress(found, results), CLUSTER, Known([]))
+    assert campaign.planned(progress.of(found, results), CLUSTER, Known([]))
 
 
 def test_the_earlier_study_has_eight_cells_and_four_more_on_tpus(results: Results) -> None:
@@ -131,11 +132,11 @@ def test_an_unknown_study_is_named_with_those_there_are() -> None:
 def test_sessions_that_are_left_stay_apart_however_long_ago_the_first_was(results: Results) -> None:
     mine = loaded(results, SMALL.replace("sessions: 2", "sessions: 4, spacing: 2h"))
     publish(results, rows(1))  # days ago
-    assert [one.point.delay for one in study.progress(mine, results)[1:]] == [0, 7200, 14400]
+    assert [one.point.delay for one in progress.of(mine, results)[1:]] == [0, 7200, 14400]
     now = datetime.now(UTC)
     recent = [row.replace(ended=(now - timedelta(minutes=30)).isoformat()) for row in rows(1)]
     publish(results, recent)
-    delays = [one.point.delay for one in study.progress(mine, results)[1:]]
+    delays = [one.point.delay for one in progress.of(mine, results)[1:]]
     assert delays == [pytest.approx(5400 + 7200 * number, abs=60) for number in range(3)]
 
 
@@ -144,7 +145,7 @@ def test_sessions_too_few_for_an_interval_are_still_counted(results: Results, pa
     mine = loaded(results, SMALL.replace("sessions: 2", "sessions: 4"))
     for measured in range(1, 5):
         publish(results, rows(measured, pairs=pairs))
-        states = [one.state for one in study.progress(mine, results)]
+        states = [one.state for one in progress.of(mine, results)]
         assert states == [DONE] * measured + [MISSING] * (4 - measured)
 
 
@@ -155,11 +156,11 @@ def test_sessions_that_died_are_sent_again_apart(results: Results, monkeypatch: 
         record = LaunchRecord(job=point, pair=run.id)
         run.create(point.rows(), script="exit 0\n", launch=record, owner=this_process(), target="local")
         run.settle(state=FAILED, cause="its node went down", why=reasons.INFRASTRUCTURE)
-    progress = study.progress(mine, results)
-    assert {one.state for one in progress} == {MISSING}
+    points = progress.of(mine, results)
+    assert {one.state for one in points} == {MISSING}
     sent: list[int] = []
     monkeypatch.setattr(resubmit, "start", lambda again, *_: sent.extend(one.job.delay for one in again))
-    again = campaign.unfinished(progress, CLUSTER, Known([]), results, print)
+    again = campaign.unfinished(points, CLUSTER, Known([]), results, print)
     campaign.submit_all(again, CLUSTER, results, print)
     assert sent == [0, 7200, 14400]
     assert campaign.within(again, again[0].device_hours * 1.01) == again[:1], "a budget is for these, too"
@@ -175,13 +176,13 @@ def test_what_a_target_forbids_is_not_asked_for_in_a_second_attempt(results: Res
     script = "#!/bin/bash\n#SBATCH --time=02:00:00\n"
     run.create(point.rows(), owner=this_process(), target="local", launch=launch, script=script)
     run.settle(state=FAILED, cause="Slurm: reached its time limit", why=reasons.TIME_LIMIT)
-    progress = study.progress(loaded(results, SMALL), results)
-    (again,) = campaign.unfinished(progress, CLUSTER, Known([]), results, print)
+    points = progress.of(loaded(results, SMALL), results)
+    (again,) = campaign.unfinished(points, CLUSTER, Known([]), results, print)
     assert again.job.changes == ("--time=04:00:00",)
     shut = CLUSTER.targets["local"].model_copy(update={"without": ["--time"]})
     described = CLUSTER.model_copy(update={"targets": CLUSTER.targets | {"local": shut}})
     said: list[str] = []
-    assert campaign.unfinished(progress, described, Known([]), results, said.append) == []
+    assert campaign.unfinished(points, described, Known([]), results, said.append) == []
     assert "not started: its target forbids --time" in said[0]
 
 
@@ -200,16 +201,16 @@ def test_here_what_may_begin_earlier_does_not_wait_for_a_later_session(results: 
 
 def test_what_is_measured_is_done_by_whatever_command(results: Results) -> None:
     mine = loaded(results, SMALL)
-    assert [one.state for one in study.progress(mine, results)] == [MISSING, MISSING]
+    assert [one.state for one in progress.of(mine, results)] == [MISSING, MISSING]
     publish(results, rows(1))
-    first, second = study.progress(mine, results)
-    assert (first.state, second.state, second.why) == (DONE, MISSING, study.NEVER)
+    first, second = progress.of(mine, results)
+    assert (first.state, second.state, second.why) == (DONE, MISSING, NEVER)
     assert second.point.delay == 0, "the first session was days ago"
     publish(results, rows(2))
-    assert [one.state for one in study.progress(mine, results)] == [DONE, DONE]
+    assert [one.state for one in progress.of(mine, results)] == [DONE, DONE]
     for change in ({"code_sha256": "0" * 64}, {"mode": "tuned"}, {"target": "h100"}, {"precision": "bf16"}):
         publish(results, rows(2, **change))
-        assert [one.state for one in study.progress(mine, results)] == [MISSING, MISSING], change
+        assert [one.state for one in progress.of(mine, results)] == [MISSING, MISSING], change
 
 
 def test_a_point_that_waits_or_failed_is_not_started_again(results: Results) -> None:
@@ -223,7 +224,7 @@ def test_a_point_that_waits_or_failed_is_not_started_again(results: Results) -> 
         if number:
             run.write_status(started="2026-11-25T10:00:00Z")
             run.settle(state="failed", cause="Slurm: reached its time limit", why="time limit")
-    waits, failed = study.progress(mine, results)
+    waits, failed = progress.of(mine, results)
     assert (waits.state, waits.why) == (WAITING, "queued")
     assert (failed.state, failed.why) == (MISSING, "Slurm: reached its time limit")
     assert campaign.planned([waits, failed], CLUSTER, Known([])) == []
@@ -263,7 +264,7 @@ def test_a_job_is_cut_to_the_limit_of_its_target_and_asks_for_no_more_than_it_ne
     )
     described = CLUSTER.model_copy(update={"targets": {"short": target}})
     whole = job(use_case=5, target="short")
-    found = [study.Progress(point, MISSING, study.NEVER) for point in whole.points]
+    found = [Progress(point, MISSING, NEVER) for point in whole.points]
     planned = campaign.planned(found, described, Known([]))
     assert [size for one in planned for size in one.job.batch_sizes] == list(PRESETS["standard"].batch_sizes)
     assert len(planned) > 1
@@ -280,7 +281,7 @@ def test_a_job_is_cut_to_the_limit_of_its_target_and_asks_for_no_more_than_it_ne
 
 
 def test_a_budget_is_kept_and_one_below_the_smallest_job_is_refused() -> None:
-    found = [study.Progress(point, MISSING, study.NEVER) for case in (1, 3) for point in job(use_case=case).points]
+    found = [Progress(point, MISSING, NEVER) for case in (1, 3) for point in job(use_case=case).points]
     planned = campaign.planned(found, CLUSTER, Known([]))
     hours = [one.device_hours for one in planned]
     kept = campaign.within(planned, hours[0] * 1.01)

@@ -18,7 +18,7 @@ from duel.terminal import say, warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from duel.launch.study import Progress
+    from duel.launch.progress import Progress
     from duel.launch.views import Snapshot
     from duel.results import Results, Run
 
@@ -162,21 +162,23 @@ def resubmit(args: argparse.Namespace, results: "Results") -> int:
 
 
 def study(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import campaign, cluster, study
+    from duel.launch import campaign, cluster, progress, study
 
     _go_on(results)
     described = cluster.load(ROOT / "cluster.yaml")
     found = study.load(study.path(ROOT / "studies", args.study), described, results)
-    progress = study.progress(found, results)
+    points = progress.of(found, results)
     if args.action == "report":
-        return _report_study(args.study, progress, results)
+        return _report_study(args.study, points, results)
     if args.action == "status":
-        terminal.show(campaign.status(found, progress, results))
+        terminal.show(campaign.status(found, points, results))
         return 0
     known = campaign.known(results)
-    planned = campaign.planned(progress, described, known)
     if args.action == "resume":
-        planned = [*campaign.unfinished(progress, described, known, results, say), *planned]
+        again = campaign.unfinished(points, described, known, results, say)
+        planned = [*again, *campaign.planned(points, described, known, campaign.AGAIN)]
+    else:
+        planned = campaign.planned(points, described, known)
     planned = campaign.within(planned, args.budget)
     terminal.show(campaign.table(planned, f"{found.name}: {found.about}"))
     if args.action == "plan":
@@ -186,10 +188,10 @@ def study(args: argparse.Namespace, results: "Results") -> int:
     return 0
 
 
-def _report_study(name: str, progress: "Sequence[Progress]", results: "Results") -> int:
+def _report_study(name: str, points: "Sequence[Progress]", results: "Results") -> int:
     from duel.report import document, records
 
-    runs = {one.run_id for one in progress if one.run_id}
+    runs = {run_id for one in points for run_id in (one.run_id, *one.counted) if run_id}
     if not runs:
         raise UserError(f"nothing of study {name} is measured yet; 'python main.py study {name} submit' starts it")
     document.write([records.measured(results, runs)], results.folder / "report", say)

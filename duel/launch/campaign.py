@@ -1,6 +1,6 @@
 """The jobs of a study: what is missing of it, cut to the targets' time limits, with what that takes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -9,14 +9,17 @@ from duel.errors import UserError
 from duel.job import Job
 from duel.launch import directives, estimate, resubmit, state, study, submit
 from duel.launch.estimate import Estimate, Known
+from duel.launch.progress import DONE, MISSING, NEVER, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION, WAITING, Progress
 from duel.launch.resubmit import Decision
 from duel.launch.schema import Cluster, Target
-from duel.launch.study import DONE, MISSING, NEVER, WAITING, Progress, Study
+from duel.launch.study import Study
 from duel.results import Results, Run
 from duel.table import merge, read_rows
 from duel.terminal import Table
 
 LEAST_MINUTES = 10.0  # shorter limits gain nothing in a queue
+NEW = (NEVER, SAME_SESSION, OTHER_CODE)  # reasons for a new run
+AGAIN = (*NEW, NOT_COMPARABLE)  # if asked for: whatever keeps the rows from being comparable may still be so
 
 Say = Callable[[str], None]
 
@@ -35,10 +38,15 @@ class Planned:
         return self.estimate.seconds * self.devices / 3600
 
 
-def planned(progress: Sequence[Progress], cluster: Cluster, known: Known) -> list[Planned]:
-    """Return the jobs of all points that were never started, each within its target's limit as far as points are."""
+def planned(
+    progress: Sequence[Progress], cluster: Cluster, known: Known, reasons: Collection[str] = NEW
+) -> list[Planned]:
+    """Return the jobs of all points that are missing for one of ``reasons``, by default those that need a new run.
+
+    Each is within its target's limit as far as points are.
+    """
     found = []
-    missing = [one.point for one in progress if one.state == MISSING and one.why == NEVER]
+    missing = [one.point for one in progress if one.state == MISSING and one.why in reasons]
     missing.sort(key=lambda point: point.session)  # the first sessions of all points, then the second ones
     for whole in study.grouped(missing):
         target = cluster.targets[whole.target]

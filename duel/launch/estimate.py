@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from duel.catalogue import BENCHMARKS, INFERENCE, PRESETS
+from duel.catalogue import BENCHMARKS, INFERENCE, PRESETS, WEAK
 from duel.job import Job
 from duel.record import Row
 from duel.states import FINISHED
@@ -67,6 +67,8 @@ class Known:
             row = row.replace(batch_size=size.batch_size[kind])
         # What the plan leaves open, such as a batch size that the job chooses, may be anything.
         wanted = {name: value for name in _EXACT if (value := getattr(row, name)) is not None}
+        if row.batch_size is not None and row.scaling == WEAK:  # measured rows have the batch over all devices
+            row = row.replace(batch_size=row.batch_size * (row.device_count or 1))
         similar = self._rows[_key(row, _SIMILAR)]
         exact = [one for one in similar if all(getattr(one, name) == value for name, value in wanted.items())]
         if here := [one for one in exact if one.target == row.target]:

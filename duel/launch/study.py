@@ -1,37 +1,38 @@
-"""A study: a named list of points in ``studies/<name>.yaml``, what of it is measured, and what is missing and why."""
+"""A study: a named list of points in ``studies/<name>.yaml``."""
 
 import argparse
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from duel import certificate, options
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, HIDDEN, MANY, PAIRED, PRECISIONS, PRESETS, SCALINGS, VALIDATE, WEAK
+from duel import options
+from duel.catalogue import (
+    CLAIM_PAIRS,
+    FRAMEWORKS,
+    HIDDEN,
+    MANY,
+    PRECISIONS,
+    PRESETS,
+    SCALINGS,
+    VALIDATE,
+    WEAK,
+)
 from duel.errors import UserError
 from duel.job import TRAINING, Job
-from duel.launch import plan, state
+from duel.launch import plan
 from duel.launch.document import Document, Location
 from duel.launch.estimate import joined
 from duel.launch.schema import Cluster
-from duel.launch.views import RunView
 from duel.modes import DEFAULT
-from duel.record import Row
-from duel.report.pairs import Outcome, outcomes
-from duel.report.sessions import over_sessions
 from duel.results import Results
-from duel.states import FINISHED
-from duel.table import merge, read_rows
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-DONE, WAITING, MISSING = "done", "waiting or running", "missing"
-NEVER = "never started"
 
 
 def _convert(convert: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -160,7 +161,7 @@ def load(file: Path, cluster: Cluster, results: Results) -> Study:
         found = left
     if not found:
         raise document.error(("points",), "points: nothing is left to measure")
-    return Study(file.stem, stored.about, list(dict.fromkeys(found)))
+    return Study(file.stem, stored.about, list({point.identity: point for point in found}.values()))
 
 
 def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
@@ -169,6 +170,9 @@ def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
         raise UserError("use case 0 is a proof: 'main.py validate' makes it")
     if group.sessions and not group.paired:
         raise UserError("sessions need 'paired: true'")
+    if group.sessions and PRESETS[group.preset].pairs < CLAIM_PAIRS:
+        claiming = " or ".join(name for name in _PRESETS if PRESETS[name].pairs >= CLAIM_PAIRS)
+        raise UserError(f"sessions of preset {group.preset} would never be one ratio: they need preset {claiming}")
     if group.paired and group.framework:
         raise UserError("'framework' measures one side: it needs 'paired: false'")
     many = [case for case in group.use_case if case in MANY]
@@ -183,82 +187,6 @@ def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
         args = argparse.Namespace(**common, **dict(zip(crossed, values, strict=True)), **absent)
         found += plan.jobs(args, cluster, results)
     return found
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a point stands: ``state`` is ``DONE``, ``WAITING`` or ``MISSING``, with the reason if it is not done.
-
-    ``run_id`` is the last run that measures it, empty if there is none.
-    """
-
-    point: Job
-    state: str
-    why: str = ""
-    run_id: str = ""
-
-
-def progress(study: Study, results: Results) -> list[Progress]:
-    """Return where each point stands: done if there are rows of it, or so many sessions, by whatever command.
-
-    Rows of other code do not count, as they would not join the same ratio.
-    """
-    rows = merge(results)
-    kept = results.folder / "published" / study.name / "results.csv"  # what an earlier checkout measured of it
-    known = {(row.run_id, row.row) for row in rows}
-    rows += [row for row in read_rows(kept, strict=False) if (row.run_id, row.row) not in known]
-    rows = [row for row in rows if row.benchmark in BENCHMARKS and row.code_sha256 == _code(row)]
-    measured = over_sessions(outcomes(rows))
-    runs: dict[Job, list[RunView]] = {}
-    for seen in state.look(results).runs:  # which settles what has ended without a report
-        for point in seen.job.points if seen.job is not None and seen.job.trials is None else ():
-            runs.setdefault(point.identity, []).append(seen)
-    return [_progress(point, rows, measured, runs.get(point.identity, [])) for point in study.points]
-
-
-def _progress(point: Job, rows: Sequence[Row], measured: Sequence[Outcome], runs: Sequence[RunView]) -> Progress:
-    last = runs[-1] if runs else None
-    run_id = last.id if last else ""
-    if point.framework == PAIRED:
-        found = [one for one in measured if one.shown and is_of(point, one.row)]
-        if found and len(found[-1].sessions) >= point.session:
-            return Progress(point, DONE, run_id=run_id)
-        point = _due(point, found[-1]) if found else point
-    elif any(row.status == FINISHED and row.framework == point.framework and is_of(point, row) for row in rows):
-        return Progress(point, DONE, run_id=run_id)
-    if last is None:
-        return Progress(point, MISSING, NEVER)
-    if not last.ended:
-        return Progress(point, WAITING, last.state, run_id)
-    cause = last.status.cause or "its rows are not comparable: 'main.py compare' says why"
-    return Progress(point, MISSING, cause, run_id)
-
-
-def _due(point: Job, measured: Outcome) -> Job:
-    """Return ``point`` with the delay that keeps its session apart from those ``measured`` before it."""
-    spacing = point.delay / max(1, point.session - 1)
-    ends = [datetime.fromisoformat(row.ended) for pair in measured.pairs for row in pair if row.ended]
-    since = (datetime.now(UTC) - max(ends)).total_seconds() if ends else 0.0
-    others = point.session - len(measured.sessions) - 1  # that are still to be measured before it
-    return dataclasses.replace(point, delay=round(others * spacing + max(0.0, spacing - since)))
-
-
-def is_of(point: Job, row: Row) -> bool:
-    """Return whether ``row`` measures ``point``, in whichever session."""
-    wanted: dict[str, object] = {"size": point.size or PRESETS[point.preset].size}
-    wanted |= {
-        name: getattr(point, name) for name in ("benchmark", "use_case", "preset", "precision", "mode", "target")
-    }
-    wanted |= {"batch_size": point.batch_sizes[0]} if point.batch_sizes else {}
-    wanted |= {"product": point.products[0]} if point.products else {}
-    wanted |= {"microbatch": point.microbatch} if point.microbatch else {}
-    if point.use_case in MANY:
-        wanted |= {"nodes": point.nodes, "device_count": point.ranks, "scaling": point.scaling}
-    return row.recipe is None and all(getattr(row, name) == value for name, value in wanted.items())
-
-
-def _code(row: Row) -> str:
-    return certificate.code_sha256(str(row.benchmark), str(row.size))
 
 
 def grouped(points: Iterable[Job]) -> list[Job]:
