@@ -11,9 +11,10 @@ from test_studies import CLUSTER, job, loaded, publish, rows
 
 from duel.cli import commands
 from duel.errors import UserError
-from duel.launch import campaign, progress, reasons
+from duel.launch import campaign, preflight, progress, reasons
 from duel.launch.estimate import Known
 from duel.launch.progress import DONE, MISSING, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION
+from duel.launch.schema import Target
 from duel.launch.study import Study
 from duel.record import Row
 from duel.report import document
@@ -147,3 +148,49 @@ def test_the_report_of_a_study_has_what_plain_commands_measured(
     monkeypatch.setattr(document, "write", lambda sets, *_: written.extend(sets))
     commands._report_study("mine", progress.of(mine, results), results)
     assert [row.run_id for row in written[0].rows] == ["paired_mnist_1-0001"] * 4
+
+
+SLURM = {"scheduler": "slurm", "python": {"jax": "python", "pytorch": "python"}}
+
+
+@pytest.mark.parametrize(
+    ("own", "partition", "asked", "next_one"),
+    [
+        (["--time=01:30:00"], None, "01:00:00", ("--time=01:30:00",)),
+        (["--time=01:00:00"], None, "01:00:00", None),
+        ([], 90.0, "01:00:00", ("--time=01:30:00",)),
+        ([], 60.0, "01:00:00", None),
+        ([], None, "01:00:00", ("--time=02:00:00",)),
+    ],
+)
+def test_a_second_attempt_has_no_longer_limit_than_its_target_allows(
+    results: Results,
+    monkeypatch: pytest.MonkeyPatch,
+    own: list[str],
+    partition: float | None,
+    asked: str,
+    next_one: tuple[str, ...] | None,
+) -> None:
+    monkeypatch.setattr(preflight, "most_minutes", lambda lines: partition)
+    target = Target.model_validate(SLURM | {"directives": own})
+    described = CLUSTER.model_copy(update={"targets": CLUSTER.targets | {"site": target}})
+    study = loaded(results, THREE.replace("sessions: 3", "target: site"), described)
+    run = ran(results, 1, study, FAILED, cause="Slurm: reached its time limit", why=reasons.TIME_LIMIT)
+    run.script.write_text(f"#!/bin/bash\n#SBATCH --time={asked}\n")
+    said: list[str] = []
+    found = campaign.unfinished(progress.of(study, results), described, Known([]), results, said.append)
+    assert [one.job.changes for one in found] == ([next_one] if next_one else [])
+    assert ("not started: that was the longest that target 'site' allows" in said[0]) == (next_one is None)
+
+
+def test_the_longest_limit_of_a_script_is_that_of_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [
+        {"PartitionName": "a", "MaxTime": "01:00:00", "State": "UP", "Default": "YES"},
+        {"PartitionName": "b", "MaxTime": "1-00:00:00", "State": "UP", "Default": "NO"},
+        {"PartitionName": "c", "MaxTime": "UNLIMITED", "State": "UP", "Default": "NO"},
+    ]
+    monkeypatch.setattr(preflight, "_partitions", lambda: there)
+    assert preflight.most_minutes([]) == 60
+    assert preflight.most_minutes(["--partition=a,b"]) == 1440
+    assert preflight.most_minutes(["--partition=b,c"]) is None
+    assert preflight.most_minutes(["--partition=gone"]) is None

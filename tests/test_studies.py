@@ -243,10 +243,12 @@ def test_the_time_of_a_row_is_the_best_that_is_known() -> None:
     assert Known(here).job(mine) == estimate.Estimate(8 * 19.0, estimate.MEASURED)
     assert Known(here).job(dataclasses.replace(mine, mode="tuned")).source == estimate.SIMILAR
     slow = [dataclasses.replace(row, target="there", ended=f"{str(row.started)[:-3]}59Z") for row in here]
-    unscaled = Known(slow).job(mine)
-    assert unscaled.source == estimate.SCALED
+    scaled = Known(slow).job(mine)
+    assert scaled.source == estimate.ELSEWHERE, "no ceiling of this device is known"
     ceiling = [dataclasses.replace(row, benchmark="gcn", matmul_flops_per_second=2e12) for row in here]
-    assert Known(slow + ceiling).job(mine).seconds < unscaled.seconds
+    faster = Known(slow + ceiling).job(mine)
+    assert faster.source == estimate.SCALED
+    assert faster.seconds < scaled.seconds
     least = Known([]).job(mine)
     assert least.source == estimate.LEAST
     assert least.seconds >= 8 * 15
@@ -263,20 +265,24 @@ def test_a_job_is_cut_to_the_limit_of_its_target_and_asks_for_no_more_than_it_ne
         }
     )
     described = CLUSTER.model_copy(update={"targets": {"short": target}})
-    whole = job(use_case=5, target="short")
+    whole, sizes = job(use_case=5, target="short"), PRESETS["standard"].batch_sizes
     found = [Progress(point, MISSING, NEVER) for point in whole.points]
-    planned = campaign.planned(found, described, Known([]))
-    assert [size for one in planned for size in one.job.batch_sizes] == list(PRESETS["standard"].batch_sizes)
+    unknown = campaign.planned(found, described, Known([]))
+    assert {one.job.changes for one in unknown} == {()}, "the least is no limit: the target's own stays"
+    assert f"of {len(unknown)} scripts that is the least" in campaign.table(unknown, "mine").notes[-1]
+    known = Known([row for size in sizes for row in rows(1, target="short", use_case=5, batch_size=size)])
+    planned = campaign.planned(found, described, known)
+    assert [size for one in planned for size in one.job.batch_sizes] == list(sizes)
     assert len(planned) > 1
     for one in planned:
         asked = directives.minutes(directives.value(one.job.changes, "--time") or "")
         assert asked is not None
         assert one.estimate.seconds / 60 < asked <= 15
         assert one.devices == 4
-    (short,) = campaign.planned(found[:1], described, Known([]))
+    (short,) = campaign.planned(found[:1], described, known)
     assert directives.value(short.job.changes, "--time") == "00:10:00"
     free = target.model_copy(update={"without": ["--time"]})
-    (plain,) = campaign.planned(found[:1], CLUSTER.model_copy(update={"targets": {"short": free}}), Known([]))
+    (plain,) = campaign.planned(found[:1], CLUSTER.model_copy(update={"targets": {"short": free}}), known)
     assert plain.job.changes == ()
 
 

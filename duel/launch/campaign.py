@@ -7,8 +7,8 @@ from datetime import datetime
 from duel.catalogue import USE_CASES
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import directives, estimate, resubmit, state, study, submit
-from duel.launch.estimate import Estimate, Known
+from duel.launch import directives, estimate, preflight, resubmit, state, study, submit
+from duel.launch.estimate import UNCERTAIN, Estimate, Known
 from duel.launch.progress import DONE, MISSING, NEVER, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION, WAITING, Progress
 from duel.launch.resubmit import Decision
 from duel.launch.schema import Cluster, Target
@@ -50,7 +50,7 @@ def planned(
     missing.sort(key=lambda point: point.session)  # the first sessions of all points, then the second ones
     for whole in study.grouped(missing):
         target = cluster.targets[whole.target]
-        most = directives.minutes(directives.value(target.for_job(whole).directives, "--time") or "")
+        most = _most_minutes(whole, target)
         room = None if most is None else (most * 60 - estimate.MORE_SECONDS) / estimate.MARGIN
         for job in estimate.parts(whole, room, known):
             takes = known.job(job)
@@ -62,9 +62,17 @@ def _devices(job: Job, target: Target) -> int:
     return int(target.allocation(job)["devices"])
 
 
+def _most_minutes(job: Job, target: Target) -> float | None:
+    """Return the target's own time limit; None if it has none."""
+    return directives.minutes(directives.value(target.for_job(job).directives, "--time") or "")
+
+
 def _limited(job: Job, target: Target, takes: Estimate, most: float | None) -> Job:
-    """Return ``job`` with the time limit to ask for: what it takes and some more, never above the target's own."""
-    if target.scheduler == "local" or "--time" in target.without:
+    """Return ``job`` with the time limit to ask for: what it takes and some more, never above the target's own.
+
+    What is not known well enough keeps the target's.
+    """
+    if target.scheduler == "local" or "--time" in target.without or takes.source in UNCERTAIN:
         return job
     minutes = max(LEAST_MINUTES, takes.limit_minutes)
     return replace(job, changes=(f"--time={directives.limit(min(minutes, most or minutes))}",))
@@ -108,6 +116,8 @@ def table(found: Sequence[Planned], title: str) -> Table:
     for target in dict.fromkeys(one.job.target for one in found):
         hours = sum(one.estimate.seconds for one in found if one.job.target == target) / 3600
         notes.append(f"{target}: {hours:.1f} h if its jobs run one after the other")
+    if unsure := sum(one.estimate.source in UNCERTAIN for one in found):
+        notes.append(f"of {unsure} scripts that is the least: nothing like them was measured on such a device")
     head = ["benchmark", "use case", "mode", "precision", "target", "scripts", "rows", "device-hours", "estimate"]
     return Table(head, lines, notes, right=[5, 6, 7], title=[title])
 
@@ -172,7 +182,8 @@ def unfinished(
     ids = {one.run_id for one in progress if one.state == MISSING and one.run_id}
     look = state.look(results)
     ended = [seen for seen in look.runs if seen.id in ids]
-    decisions = [resubmit.possible(one, cluster) for one in resubmit.decide(ended, look.runs, set(), None)]
+    decided = resubmit.decide(ended, look.runs, set(), None)
+    decisions = [_within_limit(resubmit.possible(one, cluster), cluster) for one in decided]
     for decision in decisions:
         say(f"{decision.seen.id}: {decision.words}")
     due: dict[str, int] = {}  # sessions of one point stay apart
@@ -186,3 +197,24 @@ def unfinished(
             devices = _devices(job, cluster.targets[job.target])
             found.append(Planned(job, known.job(job), devices, replace(decision, job=job)))
     return found
+
+
+def _within_limit(decision: Decision, cluster: Cluster) -> Decision:
+    """Return the decision with no longer a time limit than its target allows; without a job if that had it already.
+
+    Slurm would refuse it, and with it all other jobs of the target.
+    """
+    job = decision.job
+    asked = directives.minutes(directives.value(job.changes, "--time") or "") if job else None
+    target = cluster.targets[job.target] if job else None
+    if job is None or target is None or target.scheduler == "local" or asked is None:
+        return decision
+    most = _most_minutes(job, target) or preflight.most_minutes(target.for_job(job).directives)
+    if most is None or asked <= most:
+        return decision
+    if asked >= 2 * most:  # it is twice what was not enough
+        words = f"{decision.words}; not started: that was the longest that target {job.target!r} allows"
+        return replace(decision, job=None, words=words)
+    limit = f"--time={directives.limit(most)}"
+    changes = directives.replace(list(job.changes), [limit])
+    return replace(decision, job=replace(job, changes=tuple(changes)), words=f"{decision.words}, at most {limit}")

@@ -14,7 +14,9 @@ from duel.job import Job
 from duel.record import Row
 from duel.states import FINISHED
 
-MEASURED, SIMILAR, SCALED, LEAST = "measured here", "similar rows here", "scaled from elsewhere", "the protocol's least"
+MEASURED, SIMILAR, SCALED = "measured here", "similar rows here", "scaled from elsewhere"
+ELSEWHERE, LEAST = "as measured elsewhere", "the protocol's least"
+UNCERTAIN = (LEAST, ELSEWHERE)  # no time limit can be derived from these
 # Starting a process, importing a framework, making and proving the program: what 720 published rows took on two CPU
 # cores besides warm-up and blocks, at least.
 START_SECONDS = 10.0
@@ -57,7 +59,7 @@ class Known:
         """Estimate the time of all rows of ``job``, one after the other."""
         kind = job.device or self._kinds.get(job.target)
         found = [self._row(row, kind) for row in job.rows()]
-        sources = (LEAST, SCALED, SIMILAR, MEASURED)
+        sources = (LEAST, ELSEWHERE, SCALED, SIMILAR, MEASURED)
         worst = min((one.source for one in found), key=sources.index)
         return Estimate(sum(one.seconds for one in found), worst)
 
@@ -65,24 +67,28 @@ class Known:
         size = BENCHMARKS[str(row.benchmark)].sizes[str(row.size)]
         if row.batch_size is None and kind is not None and kind in size.batch_size:
             row = row.replace(batch_size=size.batch_size[kind])
-        # What the plan leaves open, such as a batch size that the job chooses, may be anything.
-        wanted = {name: value for name in _EXACT if (value := getattr(row, name)) is not None}
         if row.batch_size is not None and row.scaling == WEAK:  # measured rows have the batch over all devices
             row = row.replace(batch_size=row.batch_size * (row.device_count or 1))
+        # What the plan leaves open, such as a batch size that the job chooses, may be anything.
+        wanted = {name: value for name in _EXACT if (value := getattr(row, name)) is not None}
         similar = self._rows[_key(row, _SIMILAR)]
         exact = [one for one in similar if all(getattr(one, name) == value for name, value in wanted.items())]
         if here := [one for one in exact if one.target == row.target]:
             return Estimate(statistics.median(map(seconds, here)), MEASURED)
         if here := [one for one in similar if one.target == row.target]:
             return Estimate(max(map(seconds, here)), SIMILAR)
-        if exact:
-            return Estimate(max(least(row), *(self._scaled(one, row) for one in exact)), SCALED)
+        scaled = [seconds(one) * factor for one in exact if (factor := self._factor(one, row))]
+        if scaled or exact:
+            found = scaled or [seconds(one) for one in exact]
+            return Estimate(max(least(row), *found), SCALED if scaled else ELSEWHERE)
         return Estimate(least(row), LEAST)
 
-    def _scaled(self, measured: Row, row: Row) -> float:
-        """Return the seconds of a row of another device, by the ratio of both devices' ceilings if these are known."""
+    def _factor(self, measured: Row, row: Row) -> float | None:
+        """Return how much longer than ``measured``, of another device, ``row`` takes; None unless both ceilings are
+        known.
+        """
         here, there = (self._ceilings.get((target, row.precision)) for target in (row.target, measured.target))
-        return seconds(measured) * (there / here if here and there else 1.0)
+        return there / here if here and there else None
 
 
 def seconds(row: Row) -> float:

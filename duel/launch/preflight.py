@@ -275,6 +275,13 @@ def _over_limit(lines: list[str], partition: dict[str, str]) -> tuple[str, str] 
     return None
 
 
+def most_minutes(lines: list[str]) -> float | None:
+    """Return the longest time limit that the partitions of a script with ``lines`` allow; None if that is not known."""
+    limits = [directives.minutes(partition.get("MaxTime", "")) for partition in _of(lines, _partitions())]
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if known and len(known) == len(limits) else None
+
+
 def _asks(lines: list[str]) -> str:
     shown = ("--partition", "--nodes", "--gpus-per-node", "--gpus", "--gres", "--constraint", "--time")
     values = [(name, directives.value(lines, name)) for name in shown]
