@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 from slurm_cluster import SlurmCluster, missing_programs
 
 from duel import variables
-from duel.launch import intent
+from duel.launch import intent, queue
 from duel.record import COLUMNS
 from duel.results import Results, Run
 
@@ -317,7 +317,8 @@ class Site:
 
 
 @pytest.fixture
-def site(checkout: Path, slurm: SlurmCluster) -> Iterator[Site]:
+def site(checkout: Path, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(queue, "_known_name", ["duel"])  # in this process, too, which has no SLURM_CONF
     site = Site(checkout.rename(checkout.with_name("duel")), slurm)  # a space cannot stand in a directive
     yield site
     if (found := re.match(r"process (\d+) on ", intent.sender(site.results))) is not None:

@@ -160,7 +160,7 @@ def test_an_earlier_job_is_not_taken_for_the_one_that_continues(results: Results
 
 
 def job_named(name: str, number: str) -> state.queue.SlurmJob:
-    return state.queue.SlurmJob(number, name, state.user(), "FAILED", "FAILED", "", "n1", "", "", "0:0")
+    return state.queue.SlurmJob(number, name, state.queue.user(), "FAILED", "FAILED", "", "n1", "", "", "0:0")
 
 
 def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:

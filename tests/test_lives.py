@@ -30,10 +30,10 @@ def results(tmp_path: Path) -> Results:
 def training(results: Results) -> Run:
     """A training that ran for an hour on another machine as job 41, wrote a checkpoint, and was heard of no more."""
     run = results.run(JOB.run_id())
-    record = LaunchRecord(job=JOB, pair="g", code=tree.digest(), user=state.user(), slurm_job_id="41")
+    record = LaunchRecord(job=JOB, pair="g", code=tree.digest(), user=queue.user(), slurm_job_id="41")
     run.create(JOB.rows(), owner=Owner(slurm_job_name=run.id), target="local", script="old", launch=record)
     there = Owner(host="elsewhere", pid=7)
-    run.write_status(state=RUNNING, started=utc(BEGUN), user=state.user(), slurm_job_id="41", owner=there)
+    run.write_status(state=RUNNING, started=utc(BEGUN), user=queue.user(), slurm_job_id="41", owner=there)
     run.write_row(run.read_row(0).replace(status=RUNNING, started=utc(BEGUN)))
     silent(run, time.time() - BEGUN - 3600)
     folder = run.folder / "checkpoints" / "jax-0"
@@ -53,7 +53,7 @@ def silent(run: Run, seconds: float) -> None:
 def seen_with(run: Run, slurm: str) -> RunView:
     """The run, where Slurm says ``slurm`` of its job."""
     seen = state._own(run)
-    job = SlurmJob("41", run.id, state.user(), slurm, slurm, "", "", "", "1:00:00")
+    job = SlurmJob("41", run.id, queue.user(), slurm, slurm, "", "", "", "1:00:00")
     state._explain(seen, job, queue.Answer([job], [], True, True), False)
     return seen
 

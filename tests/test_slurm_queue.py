@@ -1,5 +1,6 @@
 """What waits to be sent to a real Slurm: it goes on without a terminal, and nothing is lost or goes in twice."""
 
+import dataclasses
 import os
 import random
 import re
@@ -90,7 +91,7 @@ def test_a_sender_killed_at_any_instant_loses_nothing_and_the_next_one_sends_not
     assert len(runs) == 24, "the same command goes on"
     assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)
     hidden = [path.name for folder in ("runs", "queue") for path in (site.results.folder / folder).rglob(".*")]
-    assert hidden == [intent.LOCK], "no half-written file is left"
+    assert hidden == [intent.lock(site.results).name], "no half-written file is left"
 
 
 def number_sent(site: Site) -> int:
@@ -193,17 +194,22 @@ def test_what_waits_is_cancelled_without_slurm(site: Site) -> None:
     assert waits.stored_status().state == "cancelled"
 
 
-def test_what_waits_in_another_user_s_folder_is_theirs_to_send(site: Site) -> None:
+def test_what_another_user_or_cluster_has_waiting_is_theirs_to_send(site: Site) -> None:
     site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n")
     site.main(*MNIST)
     (sender,) = re.findall(r"process (\d+) on", intent.sender(site.results))
     os.kill(int(sender), signal.SIGTERM)
     site.wait(lambda: not intent.sender(site.results))
-    other = 4242
-    os.chown(site.results.queue, other, -1)
-    assert f"its owner (user {other}) sends it" in site.main("status")
-    os.chown(site.results.queue, os.getuid(), -1)
-    assert not intent.sender(site.results), "none was started"
+    ((name, noted),) = intent.waiting(site.results).items()
+    for change, who in (({"user": "alice"}, "user alice"), ({"cluster": "b"}, "a sender on the cluster b")):
+        intent.write(site.results, name, dataclasses.replace(noted, **change))
+        assert f"its target allows 1 jobs at once (max_jobs); {who} sends it" in site.main("status")
+        said = site.main("resubmit")
+        assert f"left alone: 2 jobs that {who} sends" in said
+        assert "nothing to do" in said
+        assert list(site.statuses().values())[-1]["state"] == "queued"
+        assert not intent.sender(site.results), "none was started"
+    assert sum(site.jobs().values()) == 1
 
 
 def test_one_element_of_an_array_can_be_cancelled_and_started_again(site: Site) -> None:

@@ -118,7 +118,7 @@ def _go_on(results: "Results") -> None:
     """See to it that what earlier commands left to be sent to Slurm is sent."""
     from duel.launch import intent
 
-    if intent.names(results) and not intent.sender(results):
+    if intent.mine(results) and not intent.sender(results):
         from duel.launch import cluster, sender
 
         try:

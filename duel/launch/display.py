@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from duel import terminal
 from duel.launch import reasons
-from duel.launch.state import RECENT, user
+from duel.launch.queue import user
+from duel.launch.state import RECENT
 from duel.launch.views import RunView, Snapshot
 from duel.states import QUEUED, RUNNING
 from duel.status import SIGNALLED, Status

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from duel.errors import UserError
 from duel.files import write_atomically
-from duel.launch import cluster, directives, state
+from duel.launch import cluster, directives, queue
 
 TIMEOUT_SECONDS = 60.0
 MINUTES = 30.0  # requested if the partition allows that much
@@ -116,7 +116,7 @@ def look_around() -> Site:
     settings = answer("the site's settings, such as those for memory", "scontrol", "show", "config")
     config = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in settings)}
     what = "your accounts: add --account=... and --qos=... if the site requires them"
-    asked = ("sacctmgr", "--noheader", "--parsable2", "show", "user", state.user(), "withassoc")
+    asked = ("sacctmgr", "--noheader", "--parsable2", "show", "user", queue.user(), "withassoc")
     rows = _table("\n".join(answer(what, *asked, f"format={','.join(ACCOUNTS)}")), ACCOUNTS)
     here = config.get("ClusterName", "").lower()  # the accounting database uses lower case
     accounts = [row for row in rows if WORD.fullmatch(row["Account"]) and here in ("", row["Cluster"].lower())]

@@ -1,22 +1,23 @@
 """Submissions to Slurm that are under way: a file each in results/queue, from before the first folder of their runs is
 made until each run is sent, refused or cancelled.
 
-So whoever sends next knows what waits, and what a driver that died had begun.
+So whoever sends next knows what waits, and what a driver that died had begun. Users, and clusters, that share a results
+folder each send their own.
 """
 
 import json
-import os
+import re
 import shutil
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from duel import files
 from duel.files import FORMAT, Damaged, locked, stamp, write_atomically
 from duel.job import Job
+from duel.launch import queue
 from duel.results import Results, Run
 from duel.states import QUEUED
 from duel.status import Second
-
-LOCK = ".sender.lock"  # held by the one who sends what waits, with a word on who that is
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Intent:
     since: Second  # s since 1970: when it began
     created: bool = False  # all folders are there: whoever comes next goes on sending
     waits: str = ""  # why the next one is not sent now; empty if it is about to be
+    user: str = ""  # who sends it
+    cluster: str = ""  # Slurm's name of the one that it is for; empty: it did not say
     format: int = FORMAT
 
 
@@ -72,6 +75,18 @@ def waiting(results: Results) -> dict[str, Intent]:
     return found
 
 
+def whose(intent: Intent) -> str:
+    """Return who sends a submission if that is nobody here: another user, or us on another cluster; else empty."""
+    if intent.user not in ("", queue.user()):
+        return f"user {intent.user}"
+    return f"a sender on the cluster {intent.cluster}" if queue.elsewhere(intent.cluster) else ""
+
+
+def mine(results: Results) -> dict[str, Intent]:
+    """Return the submissions that are ours to send, by name."""
+    return {name: intent for name, intent in waiting(results).items() if not whose(intent)}
+
+
 def tidy(results: Results, intent: Intent) -> None:
     """Remove what a driver that was killed left half-written; the caller keeps other drivers out."""
     half_written = [*results.queue.glob(".*.json.*")]
@@ -84,14 +99,15 @@ def tidy(results: Results, intent: Intent) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def sender(results: Results) -> str:
-    """Return who sends what waits, such as "process 12 on login1"; empty if nobody does.
+def lock(results: Results) -> Path:
+    """Return what the one who sends our submissions to this cluster holds, with a word on who that is."""
+    name = re.sub("[^A-Za-z0-9._-]", "_", f"{queue.user()}-{queue.cluster_name().lower()}")
+    return results.queue / f".sender-{name}.lock"
 
-    What waits in somebody else's folder is theirs to send.
-    """
-    if results.queue.exists() and (uid := results.queue.stat().st_uid) != os.getuid():
-        return f"its owner (user {uid})"
-    path = results.queue / LOCK
+
+def sender(results: Results) -> str:
+    """Return who sends our submissions that wait, such as "process 12 on login1"; empty if nobody does."""
+    path = lock(results)
     if not path.exists():
         return ""
     with locked(path, wait=False) as free:

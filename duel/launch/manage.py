@@ -13,8 +13,7 @@ from pathlib import Path
 from duel import files, terminal
 from duel.errors import UserError
 from duel.files import Damaged
-from duel.launch import display, intent, reasons, state
-from duel.launch.queue import elsewhere
+from duel.launch import display, intent, queue, reasons, state
 from duel.launch.views import RunView, Snapshot
 from duel.options import FILTERS, has_selection
 from duel.results import Results, Run
@@ -187,7 +186,7 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
     waiting = {run_id for noted in intent.waiting(results).values() if noted.waits for run_id in noted.runs}
     in_slurm = [seen for seen in ending if seen.in_slurm]
     for seen in in_slurm:
-        if elsewhere(seen.launch.cluster):
+        if queue.elsewhere(seen.launch.cluster):
             raise UserError(f"{seen.id} is on the cluster {seen.launch.cluster}; cancel it there")
     unsent = [seen for seen in in_slurm if not seen.slurm_job_id and seen.id in waiting]
     for seen in unsent:  # first: this needs no Slurm
@@ -233,7 +232,7 @@ def _scancel(runs: list[RunView]) -> None:
     calls = [ids] if ids else []
     # An element of an array whose job is not known yet finds its run cancelled when it begins.
     unknown = [seen for seen in runs if not (seen.slurm_job_id or seen.launch.array)]
-    calls += [[f"--name={seen.id}", f"--user={seen.user or state.user()}"] for seen in unknown]
+    calls += [[f"--name={seen.id}", f"--user={seen.user or queue.user()}"] for seen in unknown]
     for arguments in calls:
         try:
             asked = subprocess.run(["scancel", *arguments], capture_output=True, text=True, timeout=60, check=False)

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 # Re-exported: whoever queries also needs the interpretation.
 from duel.launch.reasons import ALIVE as ALIVE
@@ -37,6 +38,7 @@ TIMEOUT_SECONDS = 60.0
 MARGIN_SECONDS = 3700.0
 # A control character, because reasons are sentences and names, which come last, are arbitrary text.
 SEPARATOR = "\x1f"
+CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 _FIELDS = 10
 _SQUEUE = ("JobArrayID", "State", "UserName", "NodeList", "StartTime", "TimeLimit", "exit_code", "RestartCnt", "Reason")
 SQUEUE = "".join(f"{name}:0{SEPARATOR}," for name in _SQUEUE) + "Name:0"  # 0: untruncated
@@ -86,16 +88,34 @@ _known_name: list[str] = []
 
 
 def cluster_name() -> str:
-    """Return Slurm's name of the cluster that answers here; empty if it does not, and then the next call asks again."""
+    """Return Slurm's name of the cluster that answers here or, if none does, that is configured here; else empty."""
     if not _known_name:
-        text = output(["scontrol", "show", "config"], "the cluster's name", []) or ""
-        _known_name.extend(re.findall(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)[:1])
-    return "".join(_known_name)
+        _known_name.extend(_named(output(["scontrol", "show", "config"], "the cluster's name", []) or ""))
+    return "".join(_known_name) or _configured_name()
+
+
+def _configured_name() -> str:
+    for path in filter(None, (os.environ.get("SLURM_CONF"), *CONFIGURATIONS)):
+        with contextlib.suppress(OSError):
+            return "".join(_named(Path(path).read_text(errors="replace")))
+    return ""
+
+
+def _named(configuration: str) -> list[str]:
+    return re.findall(r"^\s*ClusterName\s*=\s*(\S+)", configuration, re.MULTILINE | re.IGNORECASE)[:1]
 
 
 def elsewhere(cluster: str) -> bool:
     """Return whether a job that ``cluster`` took (empty: not recorded) is on a cluster other than this one."""
-    return bool(cluster) and cluster_name() not in ("", cluster)
+    return bool(cluster) and cluster_name().lower() not in ("", cluster.lower())
+
+
+def user() -> str:
+    """Return the name under which Slurm knows us: by uid, as Slurm does, and not by variables such as USER."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container without a passwd entry
+        return str(os.getuid())
 
 
 def _is_known(user: str) -> bool:

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 
-from duel.launch import state
+from duel.launch import queue
 
 ASK_SECONDS = 60.0
 
@@ -90,7 +90,7 @@ def submit_limits(reached: bool) -> list[str]:
 
     ``reached``: only those that have been reached.
     """
-    asked = ["scontrol", "show", "assoc_mgr", f"users={state.user()}", "flags=assoc,qos"]
+    asked = ["scontrol", "show", "assoc_mgr", f"users={queue.user()}", "flags=assoc,qos"]
     try:
         answer = subprocess.run(asked, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

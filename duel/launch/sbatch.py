@@ -17,7 +17,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from duel import files, index
 from duel.files import utc
-from duel.launch import array, intent, queue, reasons, refusal, state
+from duel.launch import array, intent, queue, reasons, refusal
 from duel.launch.environment import environment
 from duel.launch.preflight import command
 from duel.launch.schema import Target
@@ -89,7 +89,7 @@ def find(runs: Collection[Run], since: float) -> tuple[dict[str, queue.SlurmJob]
         found = {names[array.of_job(job)]: job for job in jobs if array.of_job(job) in names}
         return {run_id: job for run_id, job in found.items() if job.id not in launches[run_id].earlier.split(",")}
 
-    answer = queue.ask([state.user()], since, lambda jobs: mine(jobs).keys() == launches.keys())
+    answer = queue.ask([queue.user()], since, lambda jobs: mine(jobs).keys() == launches.keys())
     return mine(answer.jobs), answer
 
 
@@ -218,7 +218,7 @@ def _room(run: Run, most: int, results: Results) -> int:
     target, settled = run.stored_status().target, index.load(results).settled
     others = [other for other in results.runs() if other.id not in settled and other.stored_status().target == target]
     ours = {array.of_run(other.id, other.launch()) for other in others}
-    answer = queue.ask([state.user()], time.time(), lambda jobs: True)
+    answer = queue.ask([queue.user()], time.time(), lambda jobs: True)
     if not answer.controller:
         raise NotNowError(f"Slurm does not answer: {'; '.join(answer.notes)}")
     there = [job for job in answer.jobs if array.of_job(job) in ours and reasons.judge(job).kind != reasons.ENDED]

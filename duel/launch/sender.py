@@ -16,7 +16,7 @@ from types import FrameType
 from duel import ROOT
 from duel.errors import UserError
 from duel.files import digest, locked
-from duel.launch import cluster, directives, intent, preflight, queue, reasons, slurm, state
+from duel.launch import cluster, directives, intent, preflight, queue, reasons, slurm
 from duel.launch.environment import environment
 from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
@@ -46,14 +46,14 @@ while kill -0 "$sender" 2>/dev/null; do wait "$sender" && code=0 || code=$?; don
 
 
 def turn(described: Cluster, results: Results, say: Say, known: set[str]) -> bool:
-    """Send what Slurm takes now of all that waits, oldest first; returns whether something is left.
+    """Send what Slurm takes now of all that waits and is ours, oldest first; returns whether something is left.
 
     A submission that somebody else was sending is first compared with what Slurm has. ``known`` are those of which this
     process knows what was sent. Raises UserError if Slurm does not answer.
     """
     closed: set[str] = set()  # targets of which something has to wait
     with slurm.only_driver(results, say):
-        for name, noted in intent.waiting(results).items():
+        for name, noted in intent.mine(results).items():
             target = next(iter(noted.runs.values())).target
             if not noted.created or target in closed:
                 continue
@@ -82,7 +82,7 @@ def follow_up(target: Target, runs: Sequence[Run], results: Results, say: Say) -
 
 def resume(described: Cluster, results: Results, say: Say) -> None:
     """See to it that what earlier commands left is sent."""
-    names = [next(iter(noted.runs.values())).target for noted in intent.waiting(results).values() if noted.created]
+    names = [next(iter(noted.runs.values())).target for noted in intent.mine(results).values() if noted.created]
     targets = [described.targets[name] for name in names if name in described.targets]
     if targets and not intent.sender(results):
         # One sender sends what waits for all targets, so any that allows one will do.
@@ -135,7 +135,7 @@ def _detach(results: Results) -> str:
 
 def _submitted() -> str:
     """Return the job that sends, if one waits or runs."""
-    answer = queue.ask([state.user()], time.time(), lambda jobs: True)
+    answer = queue.ask([queue.user()], time.time(), lambda jobs: True)
     found = [job.id for job in answer.jobs if job.name == NAME and reasons.judge(job).kind != reasons.ENDED]
     return f"job {found[0]}" if found else ""
 
@@ -171,7 +171,7 @@ def work(results: Results, say: Say) -> int:
     def stop(number: int, frame: FrameType | None) -> None:
         told.append(number)
 
-    with locked(results.queue / intent.LOCK, wait=False) as lock:
+    with locked(intent.lock(results), wait=False) as lock:
         if lock is None:
             return 0
         signal.signal(signal.SIGTERM, stop)

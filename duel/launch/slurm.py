@@ -14,7 +14,7 @@ from dataclasses import replace
 from duel import terminal
 from duel.errors import UserError
 from duel.files import OtherVersion, locked
-from duel.launch import intent, preflight, reasons, sbatch, submit
+from duel.launch import intent, preflight, queue, reasons, sbatch, submit
 from duel.launch.intent import Intent
 from duel.launch.schema import Cluster, Target
 from duel.launch.submit import Launch
@@ -50,17 +50,26 @@ class Slurm:
             name, launches = recover(launches, results, say)
             noted = intent.read(results, name) if name else None
             if noted is None:
-                noted = Intent({launch.run_id: launch.job for launch in launches}, time.time())
+                noted = _intent(launches)
                 name = intent.new(results, noted)
             runs = submit.create(launches, results)
             noted = replace(noted, created=True, waits="")
             intent.write(results, name, noted)
-            ahead = [earlier for earlier in intent.waiting(results) if earlier < name]
+            ahead = [earlier for earlier in intent.mine(results) if earlier < name]
             if ahead:
                 wait(name, noted, "earlier submissions are sent first", results)
             else:
                 send(name, noted, [launch.target for launch in launches], results, say)
         return runs
+
+
+def _intent(launches: list[Launch]) -> Intent:
+    return Intent(
+        {launch.run_id: launch.job for launch in launches},
+        time.time(),
+        user=queue.user(),
+        cluster=queue.cluster_name(),
+    )
 
 
 def send(name: str, noted: Intent, targets: list[Target], results: Results, say: Say) -> None:
@@ -87,8 +96,8 @@ def recover(launches: list[Launch], results: Results, say: Say) -> tuple[str, li
     name and ``launches``.
 
     A submission of other jobs whose folders were not all created is settled: its driver died. Jobs that reached Slurm
-    are recorded in their runs. Raises UserError if another version of Duel recorded a submission, or Slurm does not
-    answer.
+    are recorded in their runs. What is another user's or another cluster's is left alone. Raises UserError if another
+    version of Duel recorded a submission, or Slurm does not answer.
     """
     found = ""
     for name in intent.names(results):
@@ -101,6 +110,9 @@ def recover(launches: list[Launch], results: Results, say: Say) -> tuple[str, li
             intent.end(results, name)
             continue
         if before is None:
+            continue
+        if who := intent.whose(before):
+            say(f"left alone: {len(before.runs)} jobs that {who} sends")
             continue
         runs = [results.run(run_id) for run_id in before.runs]
         if _all_cancelled(runs):

@@ -6,7 +6,6 @@ run that waits, and one that ended without a report. A run that neither accounts
 
 import contextlib
 import os
-import pwd
 import re
 import shutil
 import time
@@ -41,12 +40,9 @@ def look(
     A run that has ended according to Slurm, but has not reported it, is settled with Slurm's report. Runs that were
     settled in ``before`` are not read again. With ``recent`` only the last of the settled ones are looked at.
     """
-    intended = {  # first: a submission may be completed while Slurm is queried
-        run_id: noted.waits if noted.created else ""
-        for noted in intent.waiting(results).values()
-        for run_id in noted.runs
-    }
-    sender = intent.sender(results) if intended else ""
+    submissions = intent.waiting(results).values()  # first: one may be completed while Slurm is queried
+    sender = intent.sender(results) if submissions else ""
+    intended = {run_id: note for noted in submissions for note in [_waits(noted, sender)] for run_id in noted.runs}
     settled = {seen.id: seen for seen in before.runs if seen.is_settled} if before else {}
     found = results.names() if runs is None else [run.id for run in runs]
     left_out = _left_out(found, results, before) if recent else frozenset()
@@ -56,7 +52,7 @@ def look(
     old = None if ask else before
     answer, asked = (old.answer, old.asked) if old else (None, 0.0)
     if old is None and shutil.which("squeue"):
-        users = {seen.user for seen in open_runs if seen.user} | {user()}
+        users = {seen.user for seen in open_runs if seen.user} | {queue.user()}
         since = min((seen.queued for seen in open_runs), default=time.time())
 
         def known(jobs: list[queue.SlurmJob]) -> bool:
@@ -67,7 +63,7 @@ def look(
     jobs = _by_name(answer.jobs if answer else [])
     for seen in open_runs:
         if seen.id in intended and not seen.slurm_job_id:
-            seen.note = _waits(intended[seen.id], sender)
+            seen.note = intended[seen.id]
         if answer is None:
             seen.note = "Slurm is not available here"
             continue
@@ -88,8 +84,13 @@ def look(
     return Snapshot(every, by_hand, answer.notes if answer and unsettled else [], answer, asked, left_out)
 
 
-def _waits(why: str, sender: str) -> str:
-    """Say why a run is not sent yet, and who will send it."""
+def _waits(noted: intent.Intent, sender: str) -> str:
+    """Say why a run is not sent yet, and who will send it; ``sender`` sends ours."""
+    if who := intent.whose(noted):
+        return f"{noted.waits or 'is to be sent'}; {who} sends it"
+    why = noted.waits if noted.created else ""
+    if not why and noted.created and sender:
+        return f"{sender} is sending it"
     if not why:
         return "is being submitted, or that was interrupted: the same command continues it"
     return f"{why}; {sender or RESUBMIT} sends it"
@@ -119,7 +120,7 @@ def _job_of(seen: RunView, jobs: dict[str, list[queue.SlurmJob]]) -> queue.Slurm
         named = [job for some in jobs.values() for job in some if seen.id.startswith(f"{job.name}-")]
     for job in named:
         same_id = job.id == seen.slurm_job_id or not (seen.slurm_job_id or job.id in seen.launch.earlier.split(","))
-        if same_id and job.user == (seen.user or user()):
+        if same_id and job.user == (seen.user or queue.user()):
             return job
     return None
 
@@ -136,14 +137,6 @@ def with_verdicts(seen: Snapshot, results: Results) -> Snapshot:
         if one.state == FINISHED:
             one.verdict = verdicts.get(one.id, "")
     return seen
-
-
-def user() -> str:
-    """Return the name under which Slurm knows us: by uid, as Slurm does, and not by variables such as USER."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container without a passwd entry
-        return str(os.getuid())
 
 
 def _own(run: Run) -> RunView:
@@ -225,15 +218,15 @@ def _unknown(seen: RunView, answer: queue.Answer, intended: bool) -> None:
     if not answer.controller:
         seen.note = "Slurm does not answer"
         return
-    if seen.user not in ("", user()):
+    if intended and not seen.slurm_job_id:
+        return
+    if seen.user not in ("", queue.user()):
         seen.note = f"Slurm does not show its job; it may hide jobs of {seen.user} from you"
         return
     if seen.state in TERMINAL - {LOST}:
         if answer.accounting:
             seen.slurm = SlurmWord(state="unknown to Slurm")
             _keep(seen)  # why it was terminated will never be known: do not query again
-        return
-    if intended and not seen.slurm_job_id:
         return
     if seen.state == RUNNING and seen.status.age < LOST_AFTER_SECONDS:
         return  # it still reports; perhaps the Slurm that answers here is another cluster's

@@ -17,7 +17,7 @@ from duel.catalogue import PAIRED
 from duel.errors import UserError
 from duel.files import stamp
 from duel.job import Job
-from duel.launch import builds, directives, fit, script, state
+from duel.launch import builds, directives, fit, queue, script
 from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
 from duel.states import TERMINAL
@@ -51,7 +51,7 @@ class Launch:
     def record(self) -> LaunchRecord:
         """What launch.json keeps of it."""
         return LaunchRecord(
-            job=self.job, pair=self.group, after=self.after, code=tree.digest(), user=state.user(), cluster=""
+            job=self.job, pair=self.group, after=self.after, code=tree.digest(), user=queue.user(), cluster=""
         )
 
 

@@ -1,0 +1,84 @@
+"""Submissions that wait: whose they are, what a sender does with them, and what it says if it does not come up."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duel.files import locked
+from duel.job import Job
+from duel.launch import intent, queue, sbatch, sender, slurm, state
+from duel.launch.intent import Intent
+from duel.launch.schema import Cluster, Target
+from duel.results import Results, Run
+from duel.status import Owner
+
+SITE = Target.model_validate(
+    {"scheduler": "slurm", "python": {"jax": "python", "pytorch": "python"}, "pass_variables": ["SBATCH_ACCOUNT"]}
+)
+DESCRIBED = Cluster(default="site", targets={"site": SITE})
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    monkeypatch.setattr(queue, "_known_name", ["here"])
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "bash").symlink_to("/bin/bash")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # and no Slurm
+    return Results(tmp_path / "results")
+
+
+def waiting(results: Results, **change: Any) -> tuple[str, Run]:
+    job = Job("jax", "mnist", 1, "smoke", "fp32", None, "site")
+    run = results.run(job.run_id())
+    run.create(job.rows(), owner=Owner(slurm_job_name=run.id), target="site")
+    noted = Intent({run.id: job}, time.time(), created=True, waits="Slurm is full", user=queue.user(), cluster="here")
+    return intent.new(results, dataclasses.replace(noted, **change)), run
+
+
+@pytest.mark.parametrize(
+    ("change", "who"), [({"user": "alice"}, "user alice"), ({"cluster": "there"}, "a sender on the cluster there")]
+)
+def test_what_is_anothers_to_send_is_left_alone_and_said(
+    results: Results, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], who: str
+) -> None:
+    name, _ = waiting(results, **change)
+    unfinished, _ = waiting(results, **change, created=False)
+
+    def nothing(*_: object) -> None:
+        raise AssertionError
+
+    for module, function in ((sbatch, "send"), (sbatch, "find"), (sender, "ensure")):
+        monkeypatch.setattr(module, function, nothing)
+    assert not sender.turn(DESCRIBED, results, print, set())
+    sender.resume(DESCRIBED, results, print)
+    said: list[str] = []
+    slurm.recover([], results, said.append)
+    assert said == [f"left alone: 1 jobs that {who} sends"] * 2
+    assert sorted(intent.names(results)) == sorted([name, unfinished])
+    assert intent.mine(results) == {}
+    monkeypatch.setattr(state.shutil, "which", lambda _: "squeue")
+    monkeypatch.setattr(queue, "ask", lambda *_: queue.Answer([], [], True, True))
+    (seen, _) = state.look(results).runs
+    assert seen.state == "queued"
+    assert seen.note == f"Slurm is full; {who} sends it"
+
+
+def test_users_and_clusters_have_their_own_senders(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting(results)
+    mine = intent.lock(results)
+    with locked(mine, wait=True) as held:
+        assert held is not None
+        held.write("process 12 on login1")
+        held.flush()
+        assert intent.sender(results) == "process 12 on login1"
+        monkeypatch.setattr(queue, "_known_name", [])
+        conf = tmp_path / "slurm.conf"
+        monkeypatch.setenv("SLURM_CONF", str(conf))
+        for name, found in (("Here", "process 12 on login1"), ("there", "")):
+            conf.write_text(f"# ours\nClusterName={name} SlurmctldHost=gone(127.0.0.1)\n")
+            assert intent.sender(results) == found, "Slurm is only silent"
