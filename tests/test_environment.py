@@ -51,6 +51,18 @@ def test_sbatch_s_environment_is_that_list_and_ours_comes_back(monkeypatch: pyte
     assert dict(os.environ) == before
 
 
+def test_what_waits_gets_the_variables_of_its_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "of the sender")
+    monkeypatch.delenv("SBATCH_QOS", raising=False)
+    monkeypatch.setenv("SBATCH_RESERVATION", "of the sender")
+    before = dict(os.environ)
+    chosen = target(pass_variables=["SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_RESERVATION"])
+    with environment.environment(chosen, {"SBATCH_ACCOUNT": "mine", "SBATCH_QOS": "high", "LD_PRELOAD": "x"}):
+        found = {name: value for name, value in os.environ.items() if name.startswith(("SBATCH_", "LD_PRE"))}
+    assert found == {"SBATCH_ACCOUNT": "mine", "SBATCH_QOS": "high"}
+    assert dict(os.environ) == before
+
+
 def remarks(left_out: list[str], lines: list[str] | None = None, **keys: object) -> list[str]:
     return environment.remarks(left_out, target(**keys), "site", lines or [])
 

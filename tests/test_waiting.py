@@ -9,7 +9,7 @@ import pytest
 
 from duel.files import locked
 from duel.job import Job
-from duel.launch import intent, queue, sbatch, sender, slurm, state
+from duel.launch import intent, queue, sbatch, sender, slurm, state, submit
 from duel.launch.intent import Intent
 from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
@@ -64,6 +64,20 @@ def test_what_is_anothers_to_send_is_left_alone_and_said(
     (seen, _) = state.look(results).runs
     assert seen.state == "queued"
     assert seen.note == f"Slurm is full; {who} sends it"
+
+
+def test_a_submission_knows_who_sends_it_where_and_with_which_variables(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    passed: list[Any] = []
+    monkeypatch.setattr(sbatch, "send", lambda *given: passed.append(given[-1]))
+    (launch,) = submit.plan([Job("jax", "mnist", 1, "smoke", "fp32", None, "site")], SITE)
+    noted = slurm._intent([launch])
+    assert (noted.user, noted.cluster, noted.passed) == (queue.user(), "here", {"SBATCH_ACCOUNT": "mine"})
+    monkeypatch.setenv("SBATCH_ACCOUNT", "of the sender")
+    slurm.send(intent.new(results, noted), noted, [SITE], results, print)
+    assert passed == [{"SBATCH_ACCOUNT": "mine"}]
 
 
 def test_users_and_clusters_have_their_own_senders(

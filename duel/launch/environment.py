@@ -7,7 +7,7 @@ whether it is secret (MY_PAT, PGPASS), so only variables listed here or in the t
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from duel import variables
 from duel.launch import directives
@@ -54,15 +54,22 @@ USUAL = (
 
 
 @contextlib.contextmanager
-def environment(target: Target) -> Iterator[list[str]]:
-    """Reduce this process's environment, which sbatch inherits, to what ``passes``; yields the names of the rest."""
+def environment(target: Target, passed: Mapping[str, str] | None = None) -> Iterator[list[str]]:
+    """Reduce this process's environment, which sbatch inherits, to what ``passes``; yields the names of the rest.
+
+    ``passed``: the target's ``pass_variables`` as another process had them, to be used instead of this one's.
+    """
     kept = dict(os.environ)
     left_out = [name for name in kept if not passes(name, target)]
-    for name in left_out:
-        del os.environ[name]
+    there = target.pass_variables if passed is not None else []
+    for name in (*left_out, *there):
+        os.environ.pop(name, None)
+    os.environ.update({name: passed[name] for name in there if passed and name in passed})
     try:
         yield left_out
     finally:
+        for name in there:
+            os.environ.pop(name, None)
         os.environ.update(kept)
 
 

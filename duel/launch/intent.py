@@ -30,6 +30,7 @@ class Intent:
     waits: str = ""  # why the next one is not sent now; empty if it is about to be
     user: str = ""  # who sends it
     cluster: str = ""  # Slurm's name of the one that it is for; empty: it did not say
+    passed: dict[str, str] | None = None  # its targets' pass_variables, as they were in the submitting shell
     format: int = FORMAT
 
 

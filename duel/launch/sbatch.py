@@ -93,12 +93,14 @@ def find(runs: Collection[Run], since: float) -> tuple[dict[str, queue.SlurmJob]
     return mine(answer.jobs), answer
 
 
-def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> None:
+def send(
+    runs: list[Run], targets: list[Target], results: Results, say: Say, passed: dict[str, str] | None = None
+) -> None:
     """Submit each run's script, unless that was done; a run that sbatch refuses is set to failed, the others continue.
 
     Where the target has arrays, runs of one shape are submitted as one. ``targets`` are as ``Target.for_job`` made
-    them, one for each run. Needs ``slurm.only_driver``. Raises NotNowError if Slurm or the target takes no more now, or
-    Slurm does not answer: what was not sent then stays queued.
+    them, one for each run; ``passed`` is as in ``environment``. Needs ``slurm.only_driver``. Raises NotNowError if the
+    target or Slurm takes no more now, or Slurm does not answer: what was not sent then stays queued.
     """
     logs = results.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True, mode=0o700)  # submitit's receipts; Slurm's logs too
@@ -110,7 +112,7 @@ def send(runs: list[Run], targets: list[Target], results: Results, say: Say) -> 
             raise NotNowError(f"its target's hours begin at {target.hours[0] // 60:02d}:{target.hours[0] % 60:02d}")
         if number:
             time.sleep(target.pause)
-        with environment(target):
+        with environment(target, passed):
             if target.max_jobs:
                 room = _room(run, target.max_jobs, results) if room is None else room
             fit = batch if room is None else batch[:room]

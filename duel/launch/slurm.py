@@ -64,11 +64,13 @@ class Slurm:
 
 
 def _intent(launches: list[Launch]) -> Intent:
+    passed = {name for launch in launches for name in launch.target.pass_variables}
     return Intent(
         {launch.run_id: launch.job for launch in launches},
         time.time(),
         user=queue.user(),
         cluster=queue.cluster_name(),
+        passed={name: os.environ[name] for name in sorted(passed & set(os.environ))},
     )
 
 
@@ -78,7 +80,7 @@ def send(name: str, noted: Intent, targets: list[Target], results: Results, say:
     Needs ``only_driver``. ``targets`` are those of its runs, as ``Target.for_job`` made them.
     """
     try:
-        sbatch.send([results.run(run_id) for run_id in noted.runs], targets, results, say)
+        sbatch.send([results.run(run_id) for run_id in noted.runs], targets, results, say, noted.passed)
         intent.end(results, name)
     except sbatch.NotNowError as error:
         wait(name, noted, str(error), results)
