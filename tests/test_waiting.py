@@ -38,6 +38,32 @@ def waiting(results: Results, **change: Any) -> tuple[str, Run]:
     return intent.new(results, dataclasses.replace(noted, **change)), run
 
 
+class KilledError(Exception):
+    """Stands in for a kill."""
+
+
+def test_a_turn_that_is_killed_while_it_sends_is_looked_up_by_a_sender_that_lives(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, run = waiting(results)
+    sent: list[str] = []
+
+    def send(runs: list[Run], *_: object) -> None:
+        sent.extend(run.id for run in runs)
+        raise KilledError
+
+    monkeypatch.setattr(sbatch, "find", lambda *_: ({}, queue.Answer([], [], True, None)))
+    monkeypatch.setattr(sbatch, "send", send)
+    with pytest.raises(KilledError):  # of 'resubmit'
+        sender.turn(DESCRIBED, results, print, set())
+    found = {run.id: queue.SlurmJob("41", run.id, queue.user(), "PENDING", "PENDING", "", "", "", "")}
+    monkeypatch.setattr(sbatch, "find", lambda *_: (found, queue.Answer([], [], True, None)))
+    monkeypatch.setattr(sbatch, "send", lambda runs, *_: sent.extend(x.id for x in runs if not intent.decided(x)))
+    assert not sender.turn(DESCRIBED, results, print, {name})
+    assert sent == [run.id], "once"
+    assert run.launch().slurm_job_id == "41"
+
+
 @pytest.mark.parametrize(
     ("change", "who"), [({"user": "alice"}, "user alice"), ({"cluster": "there"}, "a sender on the cluster there")]
 )

@@ -68,6 +68,7 @@ def turn(described: Cluster, results: Results, say: Say, known: set[str]) -> boo
                 slurm.send(name, noted, targets, results, say)
             if intent.read(results, name) is not None:
                 closed.add(target)
+                slurm.wait(name, noted, "", results)  # whoever comes after us, should we die, looks for what we sent
     return bool(closed)
 
 
