@@ -1,5 +1,6 @@
 """Submissions that wait: whose they are, what a sender does with them, and what it says if it does not come up."""
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from duel.errors import UserError
 from duel.files import locked
 from duel.job import Job
 from duel.launch import intent, queue, sbatch, sender, slurm, state, submit
@@ -122,3 +124,26 @@ def test_users_and_clusters_have_their_own_senders(
         for name, found in (("Here", "process 12 on login1"), ("there", "")):
             conf.write_text(f"# ours\nClusterName={name} SlurmctldHost=gone(127.0.0.1)\n")
             assert intent.sender(results) == found, "Slurm is only silent"
+
+
+def test_a_sender_outlasts_whoever_only_looks_for_one(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting(results)
+    monkeypatch.setattr(sender, "_work", lambda *_: 7)
+    with locked(intent.lock(results), wait=True):
+        monkeypatch.setattr(sender, "LOCK_SECONDS", 0.2)
+        assert sender.work(results, print) == 0
+    looks = [True, False]
+    real = sender.locked
+    monkeypatch.setattr(sender, "locked", lambda path, wait: real(path, wait) if not looks.pop() else taken(path))
+
+    def taken(path: Path) -> Any:
+        return contextlib.nullcontext()
+
+    assert sender.work(results, print) == 7
+
+
+def test_a_sender_that_does_not_come_up_is_not_announced(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting(results)
+    monkeypatch.setattr(sender.sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match=r"has ended \(.*sender.txt\): 'python main.py resubmit' sends them"):
+        sender.ensure(SITE, results)

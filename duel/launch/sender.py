@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TextIO
 
 from duel import ROOT
 from duel.errors import UserError
@@ -19,11 +20,13 @@ from duel.files import digest, locked
 from duel.launch import cluster, directives, intent, preflight, queue, reasons, slurm
 from duel.launch.environment import environment
 from duel.launch.schema import Cluster, Target
+from duel.launch.state import RESUBMIT
 from duel.results import Results, Run
 from duel.terminal import say as print_line
 
 POLL_SECONDS = 30.0  # between two looks whether Slurm takes more
 START_SECONDS = 10.0
+LOCK_SECONDS = 1.0
 LEFT = 75  # exit code of a sender that was told to end while something waits
 NAME = f"duel-sender-{digest({'root': str(ROOT)})[:6]}"  # another checkout has its own
 
@@ -65,10 +68,10 @@ def turn(described: Cluster, results: Results, say: Say, known: set[str]) -> boo
             except UserError as error:  # the target is gone, or takes no such job any more
                 slurm.wait(name, noted, str(error), results)
             else:
+                slurm.wait(name, noted, "", results)  # whoever comes after us, should we die, looks for what we sent
                 slurm.send(name, noted, targets, results, say)
             if intent.read(results, name) is not None:
                 closed.add(target)
-                slurm.wait(name, noted, "", results)  # whoever comes after us, should we die, looks for what we sent
     return bool(closed)
 
 
@@ -103,11 +106,11 @@ def before(target: Target, jobs: int, results: Results) -> None:
 def ensure(target: Target, results: Results) -> str:
     """Start a sender, in the way that ``target`` allows, unless there is one; returns who sends.
 
-    Raises UserError if Slurm does not take the job that would send.
+    Raises UserError if it does not start, or Slurm does not take the job that would send.
     """
     who = intent.sender(results)
     if not who and target.sender == "none":
-        return "'python main.py resubmit' sends them: the target starts no sender (cluster.yaml: sender)"
+        return f"{RESUBMIT} sends them: the target starts no sender (cluster.yaml: sender)"
     if not who and target.sender == "process":
         who = _detach(results)
     elif not who:
@@ -131,7 +134,10 @@ def _detach(results: Results) -> str:
     deadline = time.monotonic() + START_SECONDS
     while not intent.sender(results) and sender.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    return intent.sender(results) or f"process {sender.pid} on {os.uname().nodename}"
+    if not (who := intent.sender(results)) and sender.poll() is not None and intent.mine(results):
+        log_file = os.path.relpath(results.queue / "sender.txt")
+        raise UserError(f"the process that would send the others has ended ({log_file}): {RESUBMIT} sends them")
+    return who or f"process {sender.pid} on {os.uname().nodename}"
 
 
 def _submitted() -> str:
@@ -167,34 +173,42 @@ def _submit(target: Target, results: Results) -> str:
 
 def work(results: Results, say: Say) -> int:
     """Send all that waits, taking turns with other drivers; returns the exit code."""
+    until = time.monotonic() + LOCK_SECONDS  # whoever looks for a sender holds the lock for a moment
+    while True:
+        with locked(intent.lock(results), wait=False) as lock:
+            if lock is not None:
+                return _work(lock, results, say)
+        if time.monotonic() > until:
+            return 0  # there is another
+        time.sleep(0.05)
+
+
+def _work(lock: TextIO, results: Results, say: Say) -> int:
     told: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         told.append(number)
 
-    with locked(intent.lock(results), wait=False) as lock:
-        if lock is None:
-            return 0
-        signal.signal(signal.SIGTERM, stop)
-        lock.truncate(0)
-        job = os.environ.get("SLURM_JOB_ID")
-        lock.write(f"job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
-        lock.flush()
-        said, known = "", set[str]()
-        while intent.names(results):
-            try:
-                if not turn(cluster.load(ROOT / "cluster.yaml"), results, say, known):
-                    return 0
-            except UserError as error:  # it may be mended, or Slurm be back, by the next turn
-                known.clear()
-                if str(error) != said:
-                    said = str(error)
-                    say(said)
-            until = time.monotonic() + POLL_SECONDS
-            while not told and time.monotonic() < until:
-                time.sleep(0.5)
-            if told:
-                return LEFT
+    signal.signal(signal.SIGTERM, stop)
+    lock.truncate(0)
+    job = os.environ.get("SLURM_JOB_ID")
+    lock.write(f"job {job}" if job else f"process {os.getpid()} on {os.uname().nodename}")
+    lock.flush()
+    said, known = "", set[str]()
+    while intent.names(results):
+        try:
+            if not turn(cluster.load(ROOT / "cluster.yaml"), results, say, known):
+                return 0
+        except UserError as error:  # it may be mended, or Slurm be back, by the next turn
+            known.clear()
+            if str(error) != said:
+                said = str(error)
+                say(said)
+        until = time.monotonic() + POLL_SECONDS
+        while not told and time.monotonic() < until:
+            time.sleep(0.5)
+        if told:
+            return LEFT
     return 0
 
 
