@@ -134,7 +134,7 @@ def test_a_controller_that_is_gone_has_refused_nothing(site: Site) -> None:
     assert driver.returncode == 130
     assert said.count("Slurm did not answer: Unable to contact slurm controller") == 1  # two scripts, one question
     assert "refuses" not in said
-    assert "stopped submitting; the next command sends the rest" in said
+    assert "stopped submitting; 'python main.py resubmit' sends the rest" in said
     site.start_controller()
     assert "continuing the submission of 2 jobs" in site.main(*MNIST)
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)

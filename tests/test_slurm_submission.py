@@ -66,7 +66,7 @@ def test_nothing_is_sent_while_there_is_no_controller_and_the_same_command_sends
     assert driver.returncode == -signal.SIGINT
     assert site.main("status").count("Slurm does not answer") == 2
     site.start_controller()
-    assert site.main("status").count("the same command continues it") == 2
+    assert site.main("status").count(" is sending it") == 2
     again = site.popen("-c", SUBMIT, "2")
     said = again.communicate(timeout=120)[0]
     assert again.returncode == 0, said

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from duel.cli import main
 from duel.errors import UserError
 from duel.files import locked
 from duel.job import Job
@@ -147,3 +148,18 @@ def test_a_sender_that_does_not_come_up_is_not_announced(results: Results, monke
     monkeypatch.setattr(sender.sys, "executable", "/bin/false")
     with pytest.raises(UserError, match=r"has ended \(.*sender.txt\): 'python main.py resubmit' sends them"):
         sender.ensure(SITE, results)
+
+
+@pytest.mark.parametrize(("waits", "said"), [("Slurm is full", "stopped; runs"), ("", "stopped submitting; ")])
+def test_ctrl_c_says_what_it_stopped(
+    results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], waits: str, said: str
+) -> None:
+    waiting(results, waits=waits)
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "_results", lambda: results)
+    monkeypatch.setattr(main, "parsed", lambda argv: (main.Command("status", "", interrupted), None))
+    assert main.main(["status"]) == 130
+    assert said in capsys.readouterr().err

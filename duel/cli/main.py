@@ -340,8 +340,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = "stopped; runs already started continue ('python main.py cancel RUN' cancels one)"
         from duel.launch import intent
 
-        if results and intent.names(results):
-            message = "stopped submitting; the next command sends the rest ('python main.py cancel RUN' drops one)"
+        if results and any(not noted.waits for noted in intent.waiting(results).values()):
+            message = "stopped submitting; 'python main.py resubmit' sends the rest ('... cancel RUN' drops one)"
         warn(f"\n{program()}: {message}")
         return 130
     return 2

@@ -147,7 +147,7 @@ def _refused(job: Job, text: str, message: str, target: Target, cluster: Cluster
     if refusal.is_full(message):
         return (
             f"Slurm takes no more jobs now ({refusal.full(message)}): those that it does not take stay queued, "
-            f"and the same command sends them later"
+            f"and are sent once it does ('python main.py status' shows them)"
         )
     if refusal.is_of_nodes(message):
         members = nodes.of_partitions(partitions)

@@ -92,7 +92,7 @@ def _waits(noted: intent.Intent, sender: str) -> str:
     if not why and noted.created and sender:
         return f"{sender} is sending it"
     if not why:
-        return "is being submitted, or that was interrupted: the same command continues it"
+        return f"is being submitted, or that was interrupted: {RESUBMIT} continues it"
     return f"{why}; {sender or RESUBMIT} sends it"
 
 

@@ -1,8 +1,8 @@
 """From planned jobs to runs: check beforehand, create the runs' folders, start them on their target.
 
 A submission to Slurm is recorded first (``duel.launch.intent``), then each run's folder is created, then sbatch is
-called with the run's id as job name. So if the driver dies at any point, the same command finds what it had begun,
-looks up by name what reached Slurm, and sends the rest.
+called with the run's id as job name. So if the driver dies at any point, the next one finds what it had begun, looks up
+by name what reached Slurm, and sends the rest.
 """
 
 import os
