@@ -96,6 +96,14 @@ def test_an_option_that_a_site_forbids_is_never_added(path: Path, kept: str) -> 
             script.render(job(target="gpu", delay=7200), target, Path("/opt/duel"))
 
 
+def test_a_later_session_does_not_replace_the_targets_own_begin(path: Path) -> None:
+    path.write_text(SHORT.replace("- --partition=gpu\n", "- --partition=gpu\n      - -b 20:00\n"))
+    target = cluster.load(path).targets["gpu"]
+    assert "-b 20:00" in script.render(job(target="gpu"), target, Path("/opt/duel"))
+    with pytest.raises(UserError, match=r"has its own --begin=20:00 \(.*targets.gpu.directives\), which starts later"):
+        script.render(job(target="gpu", delay=7200), target, Path("/opt/duel"))
+
+
 def test_a_launcher_may_be_a_folded_line(path: Path) -> None:
     text = SHORT.replace("    nodes: 2\n", "    nodes: 2\n    launcher: >\n      srun\n      --mpi=none\n")
     path.write_text(text)

@@ -180,10 +180,13 @@ def directives_of(job: Job, target: Target, root: Path) -> list[str]:
         raise UserError(
             f"{root}: a path with a space, quote, backslash, ';', '#' or '%' cannot appear in an #SBATCH line"
         )
-    if job.delay and "--begin" in target.without:
+    own_begin = directives.value(target.directives, "--begin")
+    if job.delay and ("--begin" in target.without or own_begin is not None):
+        why = "forbids --begin" if own_begin is None else f"has its own --begin={own_begin}"
+        where = "without" if own_begin is None else "directives"
         raise UserError(
-            f"target {job.target!r} forbids --begin (cluster.yaml: targets.{job.target}.without), which starts later "
-            "sessions: repeat the command at another time instead of --sessions"
+            f"target {job.target!r} {why} (cluster.yaml: targets.{job.target}.{where}), which starts later sessions: "
+            "repeat the command at another time instead of --sessions"
         )
     begin = [f"--begin=now+{job.delay}"] if job.delay else []  # seconds
     changes = directives.without([*begin, *job.changes], [], target.without)
