@@ -55,12 +55,16 @@ class Owner:
         """Whether it still holds the status, last updated ``age`` s ago."""
         if self.slurm_job_name:
             return True  # only Slurm could tell otherwise
-        if self.host == os.uname().nodename:
+        if self.is_here:
             return self.pid > 0 and process_started(self.pid) == str(self.started)
         return age < LOST_AFTER_SECONDS
 
 
 def this_process() -> Owner:
+    @property
+    def is_here(self) -> bool:
+        return self.host == os.uname().nodename
+
     """Return enough to check later whether this process is still alive."""
     return Owner(os.uname().nodename, os.getpid(), process_started(os.getpid()))
 
@@ -115,6 +119,8 @@ class Status:
             return self
         doing = "started" if self.state == QUEUED else "ended"
         cause = f"the process that held it died before the run {doing}"
+        if self.state == QUEUED and self.owner.host and not self.owner.is_here:
+            return self  # it reports nothing until it begins, and only its own host could tell otherwise
         return dataclasses.replace(self, state=LOST, cause=cause, why="infrastructure")
 
 

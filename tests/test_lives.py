@@ -9,7 +9,7 @@ import pytest
 from duel import tree
 from duel.files import utc
 from duel.job import Job
-from duel.launch import queue, resubmit, state
+from duel.launch import display, queue, resubmit, state
 from duel.launch.reasons import SlurmJob
 from duel.launch.views import RunView
 from duel.measure import continuing, supervisor
@@ -86,6 +86,20 @@ def test_what_was_preempted_is_not_sent_by_name_while_its_job_is_there(training:
     (decision,) = decided(seen_with(training, slurm), training.id)
     assert decision.job is None
     assert decision.words.endswith(said)
+
+
+def test_what_another_host_holds_is_not_taken_from_it(results: Results) -> None:
+    run = results.run(dataclasses.replace(JOB, dataset=None, epochs=None, max_hours=None).run_id())
+    record = LaunchRecord(job=JOB, pair="g", code=tree.digest(), user=queue.user())
+    run.create(JOB.rows(), owner=Owner("elsewhere", 7, "7"), target="local", script="old", launch=record)
+    silent(run, 3600)
+    (seen,) = state.look(results).runs
+    assert (seen.state, display.describe(seen)) == (QUEUED, "held on elsewhere")
+    run.write_status(state=RUNNING, started=utc())
+    silent(run, 3600)
+    (decision,) = decided(state._own(run), run.id)
+    assert decision.job is None
+    assert decision.words.endswith("only elsewhere, where it ran, knows whether it has ended: resubmit it there")
 
 
 def restarted(monkeypatch: pytest.MonkeyPatch, job: str) -> None:

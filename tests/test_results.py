@@ -115,9 +115,10 @@ def test_a_running_process_that_died_leaves_a_lost_run_that_may_speak_again(resu
 
 def test_the_heartbeat_tells_of_a_run_on_another_machine(results: Results) -> None:
     run = new_run(results, owner=Owner("elsewhere", 1, "1"))
-    assert run.status().state == "queued"
-    status = json.loads((run.folder / "status.json").read_text())
-    write_atomically(run.folder / "status.json", json.dumps(status | {"updated": time.time() - 3600}))
+    status = json.loads((run.folder / "status.json").read_text()) | {"updated": time.time() - 3600}
+    write_atomically(run.folder / "status.json", json.dumps(status))
+    assert run.status().state == "queued", "it reports nothing before it begins"
+    write_atomically(run.folder / "status.json", json.dumps(status | {"state": "running"}))
     assert run.status().state == "lost"
 
 

@@ -162,6 +162,10 @@ def _decide(
     text = f"{seen.state}, {display.describe(seen)}".rstrip(", ")
     if seen.trains and (kept := _kept_by_slurm(seen)):
         return [Decision(seen, None, f"{text}; {kept}")]
+    owner = seen.status.owner
+    if seen.state == LOST and not seen.in_slurm and owner.host and not owner.is_here:
+        gone = f"only {owner.host}, where it ran, knows whether it has ended: resubmit it there"
+        return [Decision(seen, None, f"{text}; {gone}")]
     if seen.damaged:
         return [Decision(seen, None, f"{text}; {seen.damaged}: start it again with main.py --benchmark")]
     job = seen.job

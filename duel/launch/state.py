@@ -145,7 +145,11 @@ def _own(run: Run) -> RunView:
         launch = run.launch()
     except Damaged as error:
         return RunView(run, run.status(), LaunchRecord(), f"damaged: {error}")
-    return RunView(run, run.status(), launch, slurm=launch.slurm)
+    seen = RunView(run, run.status(), launch, slurm=launch.slurm)
+    owner = seen.status.owner
+    if seen.state == QUEUED and not seen.in_slurm and not owner.is_here:
+        seen.note = f"held on {owner.host or 'an unknown machine'}"
+    return seen
 
 
 def _explain(seen: RunView, job: queue.SlurmJob | None, answer: queue.Answer, intended: bool) -> None:
