@@ -16,10 +16,12 @@ from duel.states import LOST, QUEUED, RUNNING, STATES, TERMINAL
 
 LOST_AFTER_SECONDS = 120.0
 HEARTBEAT_SECONDS = 5.0
-# Slurm keeps its record of a job for at least this long; older ones are not queried again.
+# Slurm keeps its record of a job for at least this long after its end; older ones are not queried again.
 EXPLAIN_SECONDS = 7 * 24 * 3600.0
 # ``why`` of a run that ended itself on a signal; only Slurm knows who sent it.
 SIGNALLED = ("told to end", "warned")
+# ``kind`` of Slurm's word on a job that it still has. That of an ended run may begin again.
+HAS_JOB = ("waiting", "blocked", "alive")
 
 # Why a run or a row did not finish. What is done about it depends on this alone, never on the text of the cause.
 CAUSES = (
@@ -59,12 +61,12 @@ class Owner:
             return self.pid > 0 and process_started(self.pid) == str(self.started)
         return age < LOST_AFTER_SECONDS
 
-
-def this_process() -> Owner:
     @property
     def is_here(self) -> bool:
         return self.host == os.uname().nodename
 
+
+def this_process() -> Owner:
     """Return enough to check later whether this process is still alive."""
     return Owner(os.uname().nodename, os.getpid(), process_started(os.getpid()))
 
@@ -117,10 +119,10 @@ class Status:
         """Return the same status, but ``lost`` if its owner has died."""
         if self.state not in (QUEUED, RUNNING) or self.owner.alive(self.age):
             return self
-        doing = "started" if self.state == QUEUED else "ended"
-        cause = f"the process that held it died before the run {doing}"
         if self.state == QUEUED and self.owner.host and not self.owner.is_here:
             return self  # it reports nothing until it begins, and only its own host could tell otherwise
+        doing = "started" if self.state == QUEUED else "ended"
+        cause = f"the process that held it died before the run {doing}"
         return dataclasses.replace(self, state=LOST, cause=cause, why="infrastructure")
 
 
@@ -169,11 +171,12 @@ def seconds(time_stamp: str) -> float:
 def needs_slurm(status: Status, launch: LaunchRecord, word: SlurmWord | None) -> bool:
     """Return whether Slurm, whose last ``word`` is known, may know more about a run than its folder says."""
     in_slurm = status.owner.slurm_job_name or status.slurm_job_id or launch.slurm_job_id
-    if not in_slurm or not (queued := seconds(status.queued)):
+    if not in_slurm or not seconds(status.queued):
         return False
     if status.state in (QUEUED, RUNNING) or (status.state == LOST and not status.ended):
         return True
-    return status.why in SIGNALLED and word is None and time.time() - queued < EXPLAIN_SECONDS
+    unclear = status.why in SIGNALLED if word is None else word.kind in HAS_JOB
+    return unclear and time.time() - seconds(status.ended) < EXPLAIN_SECONDS
 
 
 def is_settled(status: Status, launch: LaunchRecord) -> bool:

@@ -9,9 +9,9 @@ import pytest
 from duel import tree
 from duel.files import utc
 from duel.job import Job
-from duel.launch import display, queue, resubmit, state
+from duel.launch import display, manage, queue, reasons, resubmit, state
 from duel.launch.reasons import SlurmJob
-from duel.launch.views import RunView
+from duel.launch.views import RunView, Snapshot
 from duel.measure import continuing, supervisor
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, QUEUED, RUNNING
@@ -86,6 +86,75 @@ def test_what_was_preempted_is_not_sent_by_name_while_its_job_is_there(training:
     (decision,) = decided(seen_with(training, slurm), training.id)
     assert decision.job is None
     assert decision.words.endswith(said)
+
+
+@pytest.fixture
+def requeued(results: Results) -> Run:
+    """A measurement whose job Slurm took away and, as the site enforces, began again: it waits."""
+    job = dataclasses.replace(JOB, dataset=None, epochs=None, max_hours=None)
+    run = results.run(job.run_id())
+    record = LaunchRecord(job=job, pair="g", code=tree.digest(), user=queue.user(), slurm_job_id="41")
+    run.create(job.rows(), owner=Owner(slurm_job_name=run.id), target="local", script="old", launch=record)
+    run.write_status(state=RUNNING, started=utc(BEGUN), user=queue.user(), slurm_job_id="41")
+    assert seen_with(run, "PENDING").status.why == reasons.PREEMPTED
+    return run
+
+
+def test_a_measurement_that_slurm_begins_again_is_not_sent_again(requeued: Run, results: Results) -> None:
+    seen = state._own(requeued)
+    assert seen.needs_slurm(), "its job is still there"
+    for word, said in (("PENDING", "in a new run"), ("RUNNING", "its job has not ended yet: ask again once it has")):
+        (decision,) = decided(seen_with(requeued, word))
+        assert decision.job is None
+        assert decision.words.endswith(said)
+    new = results.run(JOB.run_id().replace("jax_mnist_1_digits_epochs_2", "jax_mnist_1"))
+    assert new.id.partition("-")[0] == requeued.id.partition("-")[0]
+    new.create([], owner=Owner(slurm_job_name=new.id))
+    new.write_status(slurm_job_id="41")
+    seen = seen_with(requeued, "COMPLETED")
+    assert not seen.needs_slurm()
+    both = [seen, state._own(new)]
+    assert resubmit.decide([seen], both, set(), None) == []
+    (decision,) = resubmit.decide([seen], both, {seen.id}, None)
+    assert decision.words == f"was followed by {new.id}"
+    (alone,) = decided(seen)
+    assert alone.job is not None, "nothing of a new run is known"
+
+
+def test_a_run_that_waited_for_a_week_is_explained_after_its_end(training: Run) -> None:
+    training.write_status(queued=utc(time.time() - 8 * 24 * 3600))
+    training.settle(state=CANCELLED, cause="ended by SIGTERM", why="told to end")
+    assert state._own(training).needs_slurm()
+    training.write_status(ended=utc(time.time() - 8 * 24 * 3600))
+    assert not state._own(training).needs_slurm()
+
+
+def test_a_command_waits_on_for_a_training_that_slurm_may_begin_again(
+    training: Run, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned(training)
+    assert not seen_with(training, "RUNNING").is_over
+    assert seen_with(training, "TIMEOUT").is_over
+    training.write_launch(slurm=None)
+    looks = [look_at(training, word) for word in ("COMPLETING", "PENDING", "TIMEOUT")]
+    taken: list[Snapshot] = []
+    monkeypatch.setattr(manage, "follow", lambda _, __, until: next(x for x in looks if taken.append(x) or until(x)))
+    assert not manage.wait([training], results)
+    assert taken == looks
+
+
+def look_at(run: Run, word: str) -> Snapshot:
+    return Snapshot([seen_with(run, word)], [], [], None, 0.0)
+
+
+def test_an_old_answer_says_that_the_job_of_a_training_is_still_there(
+    training: Run, results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned(training)
+    job = SlurmJob("41", training.id, queue.user(), "RUNNING", "RUNNING", "", "", "", "1:00:00")
+    before = Snapshot([], [], [], queue.Answer([job], [], True, None), time.time())
+    (seen,) = state.look(results, before=before).runs
+    assert not seen.is_over
 
 
 def test_what_another_host_holds_is_not_taken_from_it(results: Results) -> None:

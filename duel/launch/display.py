@@ -33,7 +33,7 @@ def describe(seen: RunView) -> str:
             return slurm.words + (f"; {start}" if start and slurm.kind == reasons.WAITING else "")
         return seen.note or seen.status.phase or _session(seen) or "waits for its turn"
     text = seen.status.cause or seen.verdict
-    explained = seen.status.why in SIGNALLED and slurm is not None and slurm.words
+    explained = seen.status.why in SIGNALLED and slurm is not None and slurm.words and slurm.state != "RUNNING"
     return f"{text}: {slurm.words}" if slurm and explained else text
 
 

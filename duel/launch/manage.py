@@ -116,7 +116,7 @@ def wait(runs: list[Run], results: Results) -> bool:
 
         def until(look: Snapshot) -> bool:
             show(state.with_verdicts(look, results))
-            return all(seen.ended for seen in look.runs)
+            return all(seen.is_over for seen in look.runs)
 
         follow(results, runs, until)
     return all(run.status().state in (FINISHED, SKIPPED) for run in runs)
@@ -129,7 +129,7 @@ def watch(results: Results, chosen: Callable[[Snapshot], Snapshot], recent: bool
         def until(look: Snapshot) -> bool:
             look = chosen(look)
             show(look)
-            return all(seen.ended for seen in look.runs) and not look.by_hand
+            return all(seen.is_over for seen in look.runs) and not look.by_hand
 
         follow(results, None, until, recent)
 

@@ -117,7 +117,7 @@ def decide(chosen: list[RunView], runs: list[RunView], named: set[str], include:
 
     ``runs`` are all runs, ``named`` the ids that the user named, ``include`` a cause to retry as well.
     """
-    followed = {seen.launch.after: seen.id for seen in runs if seen.launch.after}
+    followed = {seen.launch.after: seen.id for seen in runs if seen.launch.after} | _begun_again(runs)
     newest = {_what(seen): seen.id for seen in runs}  # the runs are sorted, oldest first
     decisions: dict[str, Decision] = {}
     for seen in chosen:
@@ -131,6 +131,18 @@ def decide(chosen: list[RunView], runs: list[RunView], named: set[str], include:
             for decision in _decide(seen, runs, followed, seen.id in named, include):
                 decisions[decision.seen.id] = decision
     return list(decisions.values())
+
+
+def _begun_again(runs: list[RunView]) -> dict[str, str]:
+    """Return the run that followed in the same job, by the one before: Slurm began the job again."""
+    last: dict[tuple[str, str], str] = {}
+    found = {}
+    for seen in runs:
+        same = (seen.slurm_job_id, seen.id.partition("-")[0])
+        if seen.job is None and seen.slurm_job_id and same in last:
+            found[last[same]] = seen.id
+        last[same] = seen.id
+    return found
 
 
 def _what(seen: RunView) -> str:
@@ -160,12 +172,8 @@ def _decide(
 ) -> list[Decision]:
     cause = cause_of(seen)
     text = f"{seen.state}, {display.describe(seen)}".rstrip(", ")
-    if seen.trains and (kept := _kept_by_slurm(seen)):
+    if kept := _kept_elsewhere(seen):
         return [Decision(seen, None, f"{text}; {kept}")]
-    owner = seen.status.owner
-    if seen.state == LOST and not seen.in_slurm and owner.host and not owner.is_here:
-        gone = f"only {owner.host}, where it ran, knows whether it has ended: resubmit it there"
-        return [Decision(seen, None, f"{text}; {gone}")]
     if seen.damaged:
         return [Decision(seen, None, f"{text}; {seen.damaged}: start it again with main.py --benchmark")]
     job = seen.job
@@ -193,12 +201,19 @@ def _decide(
     return [Decision(seen, job, f"{text}{avoiding}; attempt {job.attempt} of {MOST_ATTEMPTS}")]
 
 
-def _kept_by_slurm(seen: RunView) -> str:
-    """Say why a training is its job's still; empty if it is not. A second job would write the same checkpoints."""
-    kind = seen.slurm.kind if seen.slurm else ""
-    if kind in (reasons.WAITING, reasons.BLOCKED):
-        return "Slurm begins its job again, which goes on from the last checkpoint"
-    return "its job has not ended yet: ask again once it has" if kind == reasons.ALIVE else ""
+def _kept_elsewhere(seen: RunView) -> str:
+    """Say why a run may go on without being started again; empty if it does not. A training's second job would write
+    the same checkpoints.
+    """
+    owner = seen.status.owner
+    if seen.state == LOST and not seen.in_slurm and owner.host and not owner.is_here:
+        return f"only {owner.host}, where it ran, knows whether it has ended: resubmit it there"
+    if seen.slurm is None or not seen.has_job:
+        return ""
+    if seen.slurm.kind == reasons.ALIVE:
+        return "its job has not ended yet: ask again once it has"
+    goes_on = "which goes on from the last checkpoint" if seen.trains else "in a new run"
+    return f"Slurm begins its job again, {goes_on}"
 
 
 def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str]:

@@ -8,7 +8,7 @@ from duel.job import Job
 from duel.launch import queue
 from duel.results import Run
 from duel.states import LOST, TERMINAL
-from duel.status import LaunchRecord, SlurmWord, Status, needs_slurm, plain, seconds
+from duel.status import HAS_JOB, LaunchRecord, SlurmWord, Status, needs_slurm, plain, seconds
 
 
 @dataclass
@@ -50,6 +50,16 @@ class RunView:
     @property
     def in_slurm(self) -> bool:
         return bool(self.status.owner.slurm_job_name or self.slurm_job_id)
+
+    @property
+    def has_job(self) -> bool:
+        """Whether Slurm still has its job, by its last word."""
+        return self.slurm is not None and self.slurm.kind in HAS_JOB
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and does not go on: Slurm may begin the job of a training that it warned again."""
+        return self.ended and not (self.trains and self.status.why == "warned" and self.has_job)
 
     @property
     def group(self) -> str:
