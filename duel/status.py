@@ -18,6 +18,8 @@ LOST_AFTER_SECONDS = 120.0
 HEARTBEAT_SECONDS = 5.0
 # Slurm keeps its record of a job for at least this long after its end; older ones are not queried again.
 EXPLAIN_SECONDS = 7 * 24 * 3600.0
+# The accounting learns of an end this late, at most: after an outage it is told what happened meanwhile.
+LATE_SECONDS = 600.0
 # ``why`` of a run that ended itself on a signal; only Slurm knows who sent it.
 SIGNALLED = ("told to end", "warned")
 # ``kind`` of Slurm's word on a job that it still has. That of an ended run may begin again.
@@ -175,6 +177,8 @@ def needs_slurm(status: Status, launch: LaunchRecord, word: SlurmWord | None) ->
         return False
     if status.state in (QUEUED, RUNNING) or (status.state == LOST and not status.ended):
         return True
+    if status.state == LOST:
+        return time.time() - seconds(status.ended) < LATE_SECONDS
     unclear = status.why in SIGNALLED if word is None else word.kind in HAS_JOB
     return unclear and time.time() - seconds(status.ended) < EXPLAIN_SECONDS
 

@@ -14,7 +14,7 @@ from duel.launch.reasons import SlurmJob
 from duel.launch.views import RunView, Snapshot
 from duel.measure import continuing, supervisor
 from duel.results import Results, Run
-from duel.states import CANCELLED, FAILED, QUEUED, RUNNING
+from duel.states import CANCELLED, FAILED, LOST, QUEUED, RUNNING
 from duel.status import LaunchRecord, Owner, this_process
 
 JOB = Job("jax", "mnist", 1, "standard", "fp32", None, "local", dataset="digits", epochs=2, max_hours=2.0)
@@ -169,6 +169,35 @@ def test_what_another_host_holds_is_not_taken_from_it(results: Results) -> None:
     (decision,) = decided(state._own(run), run.id)
     assert decision.job is None
     assert decision.words.endswith("only elsewhere, where it ran, knows whether it has ended: resubmit it there")
+
+
+@pytest.mark.parametrize(
+    ("note", "settled"), [("Slurm accounting storage is disabled", True), ("Connection refused", False)]
+)
+def test_while_the_accounting_does_not_answer_no_end_is_recorded(training: Run, note: str, settled: bool) -> None:
+    seen = state._own(training)
+    answer = queue.Answer([], [f"the accounting is unavailable: {note}"], True, False)
+    state._explain(seen, None, answer, False)
+    assert seen.state == LOST
+    assert bool(training.stored_status().ended) == settled
+    if not settled:
+        assert state._own(training).needs_slurm()
+        assert seen_with(training, "TIMEOUT").status.why == reasons.TIME_LIMIT
+
+
+def test_an_accounting_that_is_late_still_explains_a_run_that_was_lost(training: Run) -> None:
+    nothing = queue.Answer([], [], True, True)
+    state._explain(state._own(training), None, nothing, False)
+    lost = training.stored_status()
+    assert (lost.state, bool(lost.ended)) == (LOST, True)
+    seen = state._own(training)
+    assert seen.needs_slurm()
+    state._explain(seen, None, nothing, False)
+    assert training.stored_status() == lost, "or it would be asked for for ever"
+    training.write_status(ended=utc(time.time() - 700))
+    assert not state._own(training).needs_slurm()
+    assert seen_with(training, "TIMEOUT").status.why == reasons.TIME_LIMIT
+    assert training.stored_status().state == FAILED
 
 
 def restarted(monkeypatch: pytest.MonkeyPatch, job: str) -> None:

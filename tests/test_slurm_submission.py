@@ -99,7 +99,8 @@ def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Sit
     assert " lost " in said
     assert "the accounting is unavailable" in said
     site.slurm.start_accounting()
-    assert "attempt 2 of 3" in site.main("resubmit")
+    site.wait(lambda: site.statuses()[run.id]["state"] == "failed")
+    assert "the code is the same, so it would fail again" in site.main("resubmit")
 
 
 def test_a_site_without_accounting_sees_its_runs_through(

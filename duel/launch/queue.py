@@ -56,6 +56,12 @@ class Answer:
     controller: bool  # squeue answered; if not, a job that the accounting calls ended may be back in the queue
     accounting: bool | None  # sacct answered; None: it was not needed
 
+    @property
+    def keeps_no_accounts(self) -> bool:
+        """Whether this site has no accounting, by sacct's word or because there is no sacct."""
+        nothing = ("accounting storage is disabled", "sacct: No such file")
+        return any(text in note for note in self.notes for text in nothing)
+
 
 def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], bool]) -> Answer:
     """Return all jobs of ``users``, from one squeue and, unless ``known`` says that its jobs suffice, one sacct.

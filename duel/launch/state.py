@@ -233,6 +233,8 @@ def _unknown(seen: RunView, answer: queue.Answer, intended: bool) -> None:
             seen.slurm = SlurmWord(state="unknown to Slurm")
             _keep(seen)  # why it was terminated will never be known: do not query again
         return
+    if seen.state == LOST and seen.status.ended:
+        return
     if seen.state == RUNNING and seen.status.age < LOST_AFTER_SECONDS:
         return  # it still reports; perhaps the Slurm that answers here is another cluster's
     if _last_state(seen.run) in TERMINAL - {LOST}:
@@ -245,7 +247,10 @@ def _unknown(seen: RunView, answer: queue.Answer, intended: bool) -> None:
         cause, why = "never submitted: Slurm knows no job of its name", reasons.NEVER_RAN
     else:
         cause, why = f"it left Slurm's queue without a report, and {_forgotten(answer)}", reasons.INFRASTRUCTURE
-    _settle(seen, LOST, cause, why)
+    if answer.accounting or answer.keeps_no_accounts:
+        _settle(seen, LOST, cause, why)
+    else:
+        seen.change(state=LOST, cause=cause, why=why)  # not in its folder: the accounting may know more
 
 
 def _forgotten(answer: queue.Answer) -> str:
