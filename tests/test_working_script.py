@@ -54,6 +54,7 @@ def test_a_working_script_becomes_a_target(tmp_path: Path, capsys: pytest.Captur
         ("module load gcc/12 python\nconda activate x\nsource /opt/python/env\nsrun python a.py", "srun"),
         ("exec /sw/bin/python3.11 a.py", None),
         ("mpirun -np 4 torchrun a.py", "mpirun -np 4"),
+        ("srun --mpi=pmix \\\n    --label \\\n    python a.py \\\n    --lr 1", "srun --mpi=pmix --label"),
         ("srun apptainer exec --nv a.sif python3 a.py", "srun apptainer exec --nv a.sif"),
     ],
 )

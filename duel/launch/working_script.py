@@ -73,7 +73,12 @@ def _directives(given: list[str]) -> tuple[list[str], dict[str, int]]:
 
 def _body(text: str) -> tuple[list[str], str | None, list[str]]:
     """Return the set-up lines of a script, its launcher, and notes on what needs a look."""
-    body = [line.rstrip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    body: list[str] = []
+    for line in text.splitlines():
+        if body and body[-1].endswith("\\"):
+            body[-1] = f"{body[-1][:-1].rstrip()} {line.strip()}"
+        elif line.strip() and not line.lstrip().startswith("#"):
+            body.append(line.rstrip())
     work = [bool(PROGRAM.match(line)) and line.split()[0] not in SET_UP for line in body]
     place = work.index(True) if True in work else len(body)
     setup = [line for line in body[:place] if not line.startswith(("set ", "cd "))]
