@@ -19,7 +19,7 @@ from duel.report.pairs import outcomes
 from duel.report.sessions import over_sessions
 from duel.results import Results, Run
 from duel.states import FAILED, FINISHED, QUEUED, RUNNING
-from duel.status import LaunchRecord, Owner
+from duel.status import LaunchRecord, Owner, SlurmWord, this_process
 from duel.tries import counted
 
 JOB = Job(PAIRED, "mnist", 1, "standard", "fp32", None, "local")
@@ -161,6 +161,28 @@ def test_an_earlier_job_is_not_taken_for_the_one_that_continues(results: Results
 
 def job_named(name: str, number: str) -> state.queue.SlurmJob:
     return state.queue.SlurmJob(number, name, state.queue.user(), "FAILED", "FAILED", "", "n1", "", "", "0:0")
+
+
+def test_a_run_here_that_the_kernel_killed_is_not_told_of_slurms_options(results: Results) -> None:
+    run = results.run(JOB.run_id())
+    run.create(JOB.rows(), owner=this_process(), target="local", script="old", launch=LaunchRecord(job=JOB, pair="g"))
+    run.settle(state=FAILED, cause="killed by signal 9", why="killed")
+    found = decision(results)
+    assert found.job is None
+    assert found.words.endswith("; this machine's memory ran out: a smaller batch or size would help")
+
+
+def test_a_node_that_a_target_does_not_let_us_avoid_is_not_said_to_be_avoided(results: Results) -> None:
+    run = interrupted(results, 0, why="infrastructure")
+    run.write_launch(slurm=SlurmWord(state="NODE_FAIL", kind="ended", cause="infrastructure", nodes="n7"))
+    found = decision(results)
+    described = cluster.load(ROOT / "cluster.yaml")
+    assert "; avoiding n7; attempt 2 of 3" in resubmit.possible(found, described).words
+    shut = described.targets["local"].model_copy(update={"without": ["--exclude"]})
+    described = described.model_copy(update={"targets": described.targets | {"local": shut}})
+    words = resubmit.possible(found, described).words
+    assert "; its target forbids --exclude, so it may run again on n7; attempt 2 of 3" in words
+    assert resubmit.possible(found, described).job is not None
 
 
 def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:

@@ -245,3 +245,13 @@ def limit(minutes: float) -> str:
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock
+
+
+def more_memory(lines: list[str]) -> str:
+    """Return the memory option of ``lines`` with its value doubled; empty if there is none, or it requests all."""
+    for option in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
+        text = value(lines, option) or ""
+        number = text.rstrip("KMGTkmgt")
+        if number.isdecimal() and int(number):
+            return f"{option}={2 * int(number)}{text[len(number) :]}"
+    return ""

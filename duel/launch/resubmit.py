@@ -24,6 +24,7 @@ from duel.tries import counted, interrupted, planned_as
 
 MOST_ATTEMPTS = 3
 TAIL_LINES = 12
+AVOIDING = "; avoiding "
 # After these a run continues where it was interrupted, if it had finished a row.
 CONTINUED = (reasons.TIME_LIMIT, reasons.PREEMPTED, reasons.INFRASTRUCTURE, reasons.NEVER_RAN)
 
@@ -94,8 +95,11 @@ def possible(decision: Decision, cluster: Cluster) -> Decision:
     else:
         forbidden = cluster.targets[decision.job.target].without
         lost = [c for c in decision.job.changes if set(directives.names(c)) & set(forbidden)]
-        if not lost or decision.approved:  # without a node to avoid, another attempt is still worth it
+        if not lost:
             return decision
+        if decision.approved:  # without a node to avoid, another attempt is still worth it
+            words = decision.words.replace(AVOIDING, "; its target forbids --exclude, so it may run again on ")
+            return dataclasses.replace(decision, words=words)
         gone = f"its target forbids {', '.join(name for c in lost for name in directives.names(c))}"
     return dataclasses.replace(decision, job=None, words=f"{decision.words}; not started: {gone}")
 
@@ -222,7 +226,7 @@ def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str
         return job.changes, ""
     before = directives.value(directives_of(seen.run) or list(job.changes), "--exclude")
     changes = (*_without(job.changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
-    return changes, f"; avoiding {node}"
+    return changes, f"{AVOIDING}{node}"
 
 
 def _has_got_further(seen: RunView, job: Job) -> bool:
@@ -294,7 +298,9 @@ def _change(seen: RunView, job: Job, cause: str) -> tuple[str, str]:
         return change, "its target has no time limit to double: change cluster.yaml"
     if _device_ran_out(seen):
         return "", "the device ran out of memory, which no Slurm option changes: a smaller batch or size would help"
-    return _more_memory(lines), "its target has no memory option to double: add one to cluster.yaml"
+    if not seen.in_slurm:
+        return "", "this machine's memory ran out: a smaller batch or size would help"
+    return directives.more_memory(lines), "its target has no memory option to double: add one to cluster.yaml"
 
 
 def _tail(seen: RunView) -> str:
@@ -324,16 +330,6 @@ def _device_ran_out(seen: RunView) -> bool:
     text = f"{seen.status.cause}\n{_tail(seen)}".lower()
     of_device = ("cuda out of memory", "resource_exhausted", "cudaerrormemoryallocation", "outofmemoryerror", "hbm")
     return any(phrase in text for phrase in of_device)
-
-
-def _more_memory(lines: list[str]) -> str:
-    """Return the memory option of ``lines`` with its value doubled; empty if there is none, or it requests all."""
-    for option in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
-        text = directives.value(lines, option) or ""
-        number = text.rstrip("KMGTkmgt")
-        if number.isdecimal() and int(number):
-            return f"{option}={2 * int(number)}{text[len(number) :]}"
-    return ""
 
 
 def start(decisions: list[Decision], cluster: Cluster, results: Results, say: Say) -> None:
