@@ -11,11 +11,12 @@ from test_results import new_run
 
 from duel import index
 from duel.errors import UserError
-from duel.files import write_atomically
+from duel.files import utc, write_atomically
+from duel.job import Job
 from duel.launch import archive, manage, state, verify
 from duel.results import Results, Run
 from duel.states import RUNNING
-from duel.status import Owner, this_process
+from duel.status import LaunchRecord, Owner, this_process
 from duel.table import merge, update
 
 
@@ -74,6 +75,20 @@ def test_an_archive_keeps_rows_and_files_and_gives_them_back(results: Results, m
     assert runs[0].log.read_text() == "a line\n"
     assert manage.find(results, runs[0].id) == runs[0]
     assert verify.check(results) == []
+
+
+def test_an_archived_validation_is_found_with_how_to_restore_it(results: Results) -> None:
+    job = Job("jax", "mnist", 0, "smoke", "fp32", None, "local")
+    run = results.run(job.run_id())
+    run.create(job.rows(), owner=this_process(), launch=LaunchRecord(job=job, pair="g"))
+    run.write_row(run.read_row(0).replace(status="finished", started=utc(), ended=utc()))
+    run.settle(state="finished")
+    packed(results)
+    assert not run.folder.exists()
+    with pytest.raises(UserError, match=rf"{run.id} is archived; to restore it: tar -xzf .*\.tar\.gz"):
+        manage.find(results, run.id)
+    with pytest.raises(UserError, match="no run 'jax_mnist_0-gone'"):
+        manage.find(results, "jax_mnist_0-gone")
 
 
 def test_only_whole_settled_groups_are_packed(results: Results) -> None:

@@ -3,14 +3,17 @@
 import contextlib
 import difflib
 import os
+import re
 import signal
 import subprocess
+import tarfile
 import time
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 from duel import files, terminal
+from duel.catalogue import VALIDATE
 from duel.errors import UserError
 from duel.files import Damaged
 from duel.launch import display, intent, queue, reasons, state
@@ -38,12 +41,23 @@ def find(results: Results, name: str) -> Run:
         return runs[begun[0]]
     if begun:
         raise UserError(f"{len(begun)} runs begin with {name!r}: {', '.join(begun[-5:])}")
-    if (path := archived(results).get(name)) is not None:
+    if (path := archived(results).get(name) or _archived_proof(results, name)) is not None:
         shown, into = os.path.relpath(path), os.path.relpath(results.folder / "runs")
         raise UserError(f"{name} is archived; to restore it: tar -xzf {shown} -C {into} {name}")
     near = difflib.get_close_matches(name, runs, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "'python main.py status' lists them"
     raise UserError(f"no run {name!r} in {results.folder / 'runs'}; {hint}")
+
+
+def _archived_proof(results: Results, name: str) -> Path | None:
+    """Return the archive that has the validation ``name``, of which no table has rows."""
+    if not re.search(f"_{VALIDATE}[_-]", name):
+        return None
+    for path in sorted((results.folder / "archive").glob("*.tar.gz")):
+        with contextlib.suppress(OSError, EOFError, tarfile.TarError), tarfile.open(path) as packed:
+            if name in packed.getnames():
+                return path
+    return None
 
 
 def select(runs: list[RunView], args: Namespace, results: Results) -> list[RunView]:
