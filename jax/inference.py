@@ -15,9 +15,9 @@ class Inference(Network):
         """Dispatch the pass over batch ``index`` modulo the pool; return its logits, which may not be ready yet."""
         return self._program(*self._state, self._batches[index % len(self._batches)][0])
 
-    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """Return the logits of ``handle``, (N, classes) or with more axes, for every ``every``-th sample."""
-        return {"logits": np.array(handle[::every] if every > 1 else handle)}
+    def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
+        """Return the logits of ``handle``, (N, classes) or more axes, of each ``every``-th sample from ``first``."""
+        return {"logits": np.array(handle[first::every] if every > 1 else handle)}
 
     def _trace(self) -> Any:
         return self._evaluate.trace(*self._state, self._batches[0][0])

@@ -41,15 +41,16 @@ class PerSampleGradients(Network):
         """
         return self._program(*self._state, *self._batches[index % len(self._batches)])
 
-    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
+    def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
 
-        If the product has samples, those of every ``every``-th one.
+        If the product has samples, those of each device's every ``every``-th one from ``first`` on.
         """
+        if self._product != "clipped_sum":
+            # Before they are gathered: all of them together may be more than a device's memory holds.
+            handle = jax.tree.map(lambda array: self._of_this_device(array, every, first), handle)
         if self._mesh is not None and self._product != "clipped_sum":
             handle = multihost_utils.process_allgather(handle, tiled=True)
-        if self._product != "clipped_sum" and every > 1:
-            handle = jax.tree.map(lambda array: array[::every], handle)
         if self._product == "norms":
             return {"norms": np.array(handle)}
         handle = jax.tree.map(np.asarray, handle)
@@ -60,6 +61,10 @@ class PerSampleGradients(Network):
         if self._product == "clipped_sum":
             return named[0]
         return {name: np.stack([row[name] for row in named]) for name in named[0]}
+
+    def _of_this_device(self, array: jax.Array, every: int, first: int) -> jax.Array:
+        own = array if self._mesh is None else array.addressable_data(0)
+        return own[first::every] if every > 1 else own
 
     def _trace(self) -> Any:
         results = ALL if self._product == "clipped_sum" else PARTS  # per-sample gradients stay where they were made

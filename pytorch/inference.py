@@ -21,9 +21,9 @@ class Inference(Network):
             self._xla.sync()
         return logits
 
-    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """Return the logits of ``handle``, (N, classes) or with more axes, for every ``every``-th sample."""
-        return {"logits": handle[::every].cpu().numpy()}
+    def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
+        """Return the logits of ``handle``, (N, classes) or more axes, of each ``every``-th sample from ``first``."""
+        return {"logits": handle[first::every].cpu().numpy()}
 
     @functools.cached_property
     def _run(self) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from duel.errors import Disproved
 from duel.evidence import GRAIN, ROUNDING, Evidence, curves_apart, disagreements, finer, sha256
 from duel.measure import clock
+from duel.measure import evidence as recording
 from duel.measure.evidence import Recorder, evaluated, produced, project, trained
 
 SHAPES = {"fc.weight": (4, 8), "fc.bias": (4,)}
@@ -44,12 +45,12 @@ class Linear:
         weight, bias = (self.rounds(self.weights[name].astype(np.float64)) for name in SHAPES)
         return self.rounds(self.batches[index % 8] @ weight.T + bias)
 
-    def named(self, handle: np.ndarray, every: int = 1) -> dict[str, np.ndarray]:
-        return {"logits": handle[::every]}
+    def named(self, handle: np.ndarray, every: int = 1, first: int = 0) -> dict[str, np.ndarray]:
+        return {"logits": handle[first::every]}
 
 
-def recorded(work: Linear, policy: str = "fp32") -> Evidence:
-    recorder = Recorder(work, produced, SHAPES, 8, 1, policy, 0, smooth=False)
+def recorded(work: Linear, policy: str = "fp32", elements: int = 1, samples: int = 5) -> Evidence:
+    recorder = Recorder(work, produced, SHAPES, 8, elements, samples, policy, 0, smooth=False)
     recorder.before()
     recorder.after(13)
     return recorder.evidence
@@ -135,6 +136,25 @@ def test_a_file_gives_back_what_was_recorded_and_nothing_of_what_was_changed() -
     for damaged in (b"", b"PK", data[: len(data) // 2]):
         with pytest.raises(ValueError, match="not an evidence file"):
             Evidence.from_bytes(damaged)
+
+
+def test_of_large_results_other_samples_are_proved_after_the_clock_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(Linear):
+        def step(self, index: int) -> np.ndarray:
+            found = super().step(index)
+            found[self.sample] *= 2
+            return found
+
+    monkeypatch.setattr(recording, "MOST_ELEMENTS", 10)
+    right = recorded(Linear(), elements=20)
+    assert right.notes == ["every 2th sample"]
+    for sample, when in ((2, "before"), (3, "after")):
+        wrong = Wrong()
+        wrong.sample = sample
+        found = disagreements([right], [recorded(wrong, elements=20)])
+        assert found
+        assert all(f" {when} the clock" in text for text in found)
+    assert recorded(Linear(), elements=20, samples=1).shapes == {f"result {n}/logits": (3, 4) for n in range(2)}
 
 
 class Queue:

@@ -24,7 +24,7 @@ PER_SAMPLE = "cifar10_resnet18"
 # One rank of a world: what it computes of the benchmark, in float64, to a file if it is the first.
 RANK = """
 import dataclasses, os, pathlib, sys
-framework, benchmark, size, rank, address, what, output = sys.argv[1:]
+framework, benchmark, size, rank, address, what, every, first, output = sys.argv[1:]
 sys.path.insert(0, framework)
 sys.path.append(".")
 import numpy as np
@@ -49,7 +49,7 @@ if trains:
 else:
     work = per_sample_gradients.PerSampleGradients(*common)
     work.compile()
-    found = work.named(work.step(1))
+    found = work.named(work.step(1), int(every), int(first))
 assert work.agree(3.0 + world.rank) == 3.0
 if world.size > 1:
     work.synchronize(work.all_reduce())
@@ -60,8 +60,10 @@ os._exit(0)  # as Duel's own processes end: collectives' threads may crash an in
 """
 
 
-def together(framework: str, benchmark: str, ranks: int, what: str, output: Path) -> Arrays:
-    """What ``ranks`` processes compute, as the first of them has it."""
+def together(
+    framework: str, benchmark: str, ranks: int, what: str, output: Path, every: int = 1, first: int = 0
+) -> Arrays:
+    """What ``ranks`` processes compute, as the first of them has it; of every so many-th sample from ``first`` on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     script = RANK.replace("BATCH_SIZE", str(BATCH_SIZE)).replace("STEPS", str(STEPS))
@@ -70,7 +72,13 @@ def together(framework: str, benchmark: str, ranks: int, what: str, output: Path
     def one(rank: int) -> "subprocess.CompletedProcess[str]":
         command = [interpreter(framework), "-c", script, framework, benchmark, str(ranks), str(rank), address, what]
         return subprocess.run(
-            [*command, str(output)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False
+            [*command, str(every), str(first), str(output)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
         )
 
     with ThreadPoolExecutor(ranks) as pool:
@@ -119,6 +127,17 @@ def test_per_sample_gradients_are_the_same_on_one_and_two_devices(
     for framework in FRAMEWORKS:
         found = together(framework, PER_SAMPLE, 2, product, tmp_path / f"{framework}.npz")
         assert apart(found, alone(PER_SAMPLE, product)) < BOUND, framework
+
+
+@pytest.mark.parametrize(("first", "samples"), [(0, [0, 3, 4, 7]), (1, [1, 5])])
+def test_of_a_large_product_both_sides_take_the_same_samples_of_each_device(
+    tmp_path: Path, alone: Callable[[str, str], Arrays], first: int, samples: list[int]
+) -> None:
+    """Of its own four, whose number is no multiple of three."""
+    exact = {name: array[samples] for name, array in alone(PER_SAMPLE, "materialised").items()}
+    for framework in FRAMEWORKS:
+        found = together(framework, PER_SAMPLE, 2, "materialised", tmp_path / f"{framework}.npz", 3, first)
+        assert apart(found, exact) < BOUND, framework
 
 
 def test_a_difference_is_seen() -> None:

@@ -24,7 +24,8 @@ STORES = 2  # roundings of a parameter in a step of AdamW: decay and update
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 # For one kind of work: what it computes from the weights on the batches of these indexes, by quantity; and floors.
-Run = Callable[[Any, Arrays, tuple[int, ...], int], tuple[dict[str, npt.NDArray[Any]], dict[str, float]]]
+# Of results with samples, every so many-th from a first one on.
+Run = Callable[[Any, Arrays, tuple[int, ...], int, int], tuple[dict[str, npt.NDArray[Any]], dict[str, float]]]
 
 
 def project(name: str, array: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -59,7 +60,7 @@ def moved(arrays: Arrays, by: float, seed: int) -> parameters.Arrays:
 
 
 def trained(
-    work: twin.Training, arrays: Arrays, indexes: tuple[int, ...], every: int
+    work: twin.Training, arrays: Arrays, indexes: tuple[int, ...], every: int = 1, first: int = 0
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
     """Return what optimizer steps from ``arrays`` compute, and its floors."""
     work.load(arrays)
@@ -79,23 +80,23 @@ def trained(
 
 
 def produced(
-    work: twin.PerSampleGradients, arrays: Arrays, indexes: tuple[int, ...], every: int
+    work: twin.PerSampleGradients, arrays: Arrays, indexes: tuple[int, ...], every: int = 1, first: int = 0
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
-    """Return the results of steps from ``arrays``, for every ``every``-th sample."""
+    """Return the results of steps from ``arrays``, for every ``every``-th sample from ``first`` on."""
     work.load(arrays)
     found = {}
     for place, index in enumerate(indexes):
-        for name, array in work.named(work.step(index), every).items():
+        for name, array in work.named(work.step(index), every, first).items():
             found[f"result {place}/{name}"] = array
     return found, {}
 
 
 def evaluated(
-    work: twin.Inference, arrays: Arrays, indexes: tuple[int, ...], every: int
+    work: twin.Inference, arrays: Arrays, indexes: tuple[int, ...], every: int = 1, first: int = 0
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
     """Return the same as ``produced``. Raises Disproved if the program does not give the same result twice."""
-    found, _ = produced(work, arrays, indexes, every)
-    again, _ = produced(work, arrays, indexes[:1], every)
+    found, _ = produced(work, arrays, indexes, every, first)
+    again, _ = produced(work, arrays, indexes[:1], every, first)
     for name, array in again.items():
         apart = float(np.linalg.norm(array.astype(np.float64) - found[name]) / (np.linalg.norm(array) or 1.0))
         if apart > NONDETERMINISTIC:
@@ -125,7 +126,8 @@ def outputs(inputs: Images | Tokens | Molecules | Citations) -> int:
 class Recorder:
     """Records the evidence of one row.
 
-    ``elements`` counts those of one step's result, ``batches`` those of the pool; ``smooth``: the network has no kinks.
+    ``elements`` counts those of one step's result, ``samples`` its samples on each device, ``batches`` those of the
+    pool; ``smooth``: the network has no kinks.
     """
 
     def __init__(
@@ -135,13 +137,14 @@ class Recorder:
         shapes: Mapping[str, tuple[int, ...]],
         batches: int,
         elements: int,
+        samples: int,
         policy: str,
         seed: int,
         smooth: bool,
     ) -> None:
         self._work, self._run, self._shapes, self._batches, self._seed = work, run, shapes, batches, seed
         self._smooth = smooth
-        self._every = math.ceil(elements / MOST_ELEMENTS)
+        self._every, self._first, self._samples = math.ceil(elements / MOST_ELEMENTS), 0, samples
         self.evidence = Evidence(policy)
         self.step_seconds = math.inf  # of the fastest pass so far, including all that is recorded of a step
         if self._every > 1:
@@ -156,7 +159,11 @@ class Recorder:
                 self._record(f"before, grain {times}", little, (0, self._batches - 1))
 
     def after(self, index: int) -> None:
-        """Record two other batches with other weights, after the clock; ``index`` is that of the next step."""
+        """Record two other batches with other weights, after the clock; ``index`` is that of the next step.
+
+        If samples are left out, these are others than before the clock.
+        """
+        self._first = min(self._every // 2, self._samples - 1)
         start = -(-index // self._batches) * self._batches
         self._seed += 1
         self._known("after", (start + self._batches // 2, start + 1))
@@ -171,7 +178,7 @@ class Recorder:
 
     def _record(self, name: str, arrays: Arrays, indexes: tuple[int, ...]) -> dict[str, float]:
         start = time.perf_counter()
-        found, floors = self._run(self._work, arrays, indexes, self._every)
+        found, floors = self._run(self._work, arrays, indexes, self._every, self._first)
         self.step_seconds = min(self.step_seconds, (time.perf_counter() - start) / len(indexes))
         self.evidence.passes[name] = {what: project(what, array) for what, array in found.items()}
         self.evidence.shapes |= {what: array.shape for what, array in found.items()}

@@ -53,10 +53,10 @@ def unmeasured(m: Measurement) -> Iterator[None]:
 
 def prove_before(m: Measurement) -> Columns:
     """Record the evidence before the clock, then restore the initial weights."""
-    elements = _result_elements(m)
+    elements, samples = _result_elements(m), (m.row.batch_size or 0) // m.world.size
     run = evidence.RUNS[m.use_case.module]
     m.recorder = evidence.Recorder(
-        *(m.work, run, m.shapes, len(m.pool.batches), elements, m.setting.precision, m.row.seed or 0),
+        *(m.work, run, m.shapes, len(m.pool.batches), elements, samples, m.setting.precision, m.row.seed or 0),
         # Models with attention have GELU; most others have kinks. In half precision roundings are coarser than what
         # kinks and norms do to them, and AdamW's second step magnifies them (vit_b16: a bias at 1.00 of its bound).
         smooth=m.benchmark.attention and m.setting.precision in ("fp32", "float64"),

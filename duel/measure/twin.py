@@ -194,10 +194,10 @@ class Trainer(Training, Protocol):
 class PerSampleGradients(Work, Protocol):
     """A product of the gradient of each sample's own loss."""
 
-    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
+    def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
         """Return copies of what ``step`` made; waits for it. All ranks, and each gets those of all of them.
 
-        If the product has samples, of every ``every``-th.
+        If the product has samples, of each rank's every ``every``-th from ``first`` on, which each rank must have.
 
         "materialised": (N, ...) by parameter, in the shapes of ``export``. "norms": (N,) as "norms". "clipped_sum": the
         sum over samples, by parameter.
@@ -207,8 +207,8 @@ class PerSampleGradients(Work, Protocol):
 class Inference(Work, Protocol):
     """The forward pass in evaluation."""
 
-    def named(self, handle: Any, every: int = 1) -> dict[str, npt.NDArray[Any]]:
-        """Return a copy of what ``step`` made for every ``every``-th sample; waits for it. One process.
+    def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
+        """Return a copy of what ``step`` made for every ``every``-th sample from ``first`` on; waits. One process.
 
         "logits" (N, classes), or with more axes.
         """
