@@ -46,7 +46,7 @@ class Steps:
 def measured(monkeypatch: pytest.MonkeyPatch, seconds: float, preset: Preset) -> tuple[Steps, int, list[timing.Block]]:
     work = Steps(seconds)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
-    first, steps = timing.warm_up(work, preset, 10, 0.0)
+    first, steps = timing.warm_up(work, preset, 10)
     blocks = []
     for block, handle in timing.time_blocks(work, preset, first, steps):
         assert handle == block.first_step + block.steps - 1
@@ -82,7 +82,7 @@ def test_a_slow_step_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -
 def test_slow_steps_warm_up_for_as_long_as_fast_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Steps(7.0)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
-    first, steps = timing.warm_up(work, PRESETS["standard"], 1, 0.0)
+    first, steps = timing.warm_up(work, PRESETS["standard"], 1)
     assert (first, steps) == (4, 1)  # 21 s
     first, steady, blocks = timing.settle(work, PRESETS["standard"], first, steps)
     assert (first, steady, blocks) == (9, True, [7.0] * 5)  # 30 s are over, and there are five
@@ -92,6 +92,19 @@ def test_slow_steps_warm_up_for_as_long_as_fast_ones(monkeypatch: pytest.MonkeyP
 def test_there_are_five_blocks_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, blocks = measured(monkeypatch, 30.0, PRESETS["standard"])
     assert len(blocks) == timing.FEWEST == 5
+
+
+def test_what_was_spent_before_the_warm_up_is_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proofs and opening steps take longer than a warm-up."""
+    work, row = Steps(0.01), Row(row=0, preset="trial")
+    work.now = 100.0
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
+    m = Measurement(
+        SimpleNamespace(write_row=print), row, Path(), None, lambda event, **found: None, ALONE, next_step=30
+    )
+    m.work = work
+    timed.warm_up(m)
+    assert len(work.taken) * work.seconds >= PRESETS["trial"].warmup_seconds == 2.0
 
 
 SETTLING = dataclasses.replace(PRESETS["standard"], settling_seconds=20.0)

@@ -40,7 +40,6 @@ class Measurement:
     unproved: list[str] = field(default_factory=list)  # each with the reason
     proof_seconds: float = 0.0
     next_step: int = 0
-    since: float = 0.0  # time.perf_counter() at the end of the first step
     steps_per_block: int = 1
     entry: Benchmark | None = None  # as a data set made it
     # The fields below exist from the stage named next to them.

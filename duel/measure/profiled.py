@@ -61,7 +61,7 @@ def _run(m: Profiling, found: profile.Profile) -> None:
     _through(m, proving.prove_before)
     found.proof = _proof(m)
     preset = PRESETS[TRIAL]
-    m.next_step, steps = timing.warm_up(m.work, preset, m.next_step, m.since)
+    m.next_step, steps = timing.warm_up(m.work, preset, m.next_step)
     blocks = [block for block, _ in timing.time_blocks(m.work, preset, m.next_step, steps)]
     found.step_seconds = statistics.median(block.seconds / block.steps for block in blocks)
     m.next_step = blocks[-1].first_step + blocks[-1].steps

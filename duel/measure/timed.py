@@ -37,7 +37,7 @@ def train(m: Measurement) -> Columns:
 
 
 def warm_up(m: Measurement) -> Columns:
-    m.next_step, m.steps_per_block = timing.warm_up(m.work, m.preset, m.next_step, m.since)
+    m.next_step, m.steps_per_block = timing.warm_up(m.work, m.preset, m.next_step)
     m.next_step, steady, settling = timing.settle(m.work, m.preset, m.next_step, m.steps_per_block)
     m.emit("settling", row=m.number, steps_per_block=m.steps_per_block, seconds=settling)
     untested = {} if settling else {"steady": f"preset {m.preset.name} does not test it"}

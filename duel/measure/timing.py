@@ -39,13 +39,12 @@ def time_block(work: Timed, first_step: int, steps: int) -> tuple[float, Any]:
     return time.perf_counter() - start, handle
 
 
-def warm_up(work: Timed, preset: Preset, first_step: int, since: float) -> tuple[int, int]:
+def warm_up(work: Timed, preset: Preset, first_step: int) -> tuple[int, int]:
     """Run until the preset's warm-up is over and a block is long enough; if steps are slow, as many as fit.
 
-    ``first_step`` steps were taken before; ``since`` is the ``time.perf_counter()`` at which the first of them ended.
-    Returns the next step's index and the steps per block.
+    ``first_step`` steps were taken before. Returns the next step's index and the steps per block.
     """
-    steps = 1
+    steps, start = 1, time.perf_counter()
     while True:
         seconds = work.agree(time_block(work, first_step, steps)[0])
         first_step += steps
@@ -53,7 +52,7 @@ def warm_up(work: Timed, preset: Preset, first_step: int, since: float) -> tuple
             # 1.1: a block that is just long enough here would often be too short later
             steps = max(steps + 1, math.ceil(1.1 * steps * preset.block_seconds / seconds))
             continue
-        spent = work.agree(time.perf_counter() - since)
+        spent = work.agree(time.perf_counter() - start)
         if spent >= preset.max_seconds or (first_step >= preset.warmup_steps and spent >= preset.warmup_seconds):
             return first_step, steps
 
@@ -168,12 +167,6 @@ def outliers(values: list[float]) -> int:
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     reach = 1.5 * (high - low)
     return sum(value < low - reach or value > high + reach for value in values)
-
-
-def first_step(work: Timed) -> tuple[float, float]:
-    """Return the seconds of the first step, and the ``time.perf_counter()`` at which it ended."""
-    seconds, _ = time_block(work, 0, 1)
-    return seconds, time.perf_counter()
 
 
 def opening_steps(work: Training, steps: int, emit: Callable[[int, float], None]) -> list[float]:
