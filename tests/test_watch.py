@@ -268,6 +268,27 @@ def test_this_process_s_own_load_is_not_foreign(monkeypatch: pytest.MonkeyPatch)
     assert watch._load((0.0, 0.0, 0.0), (0.3, 0.3, 0.3)) == 0.0
 
 
+def test_ranks_of_this_row_that_share_its_cpus_are_not_others() -> None:
+    """By a process with the world's address on its command line, as each rank has it."""
+    burn = "import sys, time\nsys.stdin.readline()\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ninput()"
+    address = "127.0.0.1:98765"
+    command = [sys.executable, "-c", burn, "--rank", "1", "--meet", address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        assert peer.stdin
+        assert peer.stdout
+        watches = [Watch(CPU, World(0, 2, 0, where)) for where in (address, "127.0.0.1:98764")]
+        before = [watch._cpu_seconds()[2] for watch in watches]
+        peer.stdin.write("\n")
+        peer.stdin.flush()
+        peer.stdout.readline()
+        shared, alone = (watch._cpu_seconds()[2] - since for watch, since in zip(watches, before, strict=True))
+        assert shared - alone == pytest.approx(0.5, abs=0.1)
+        last = watches[0]._cpu_seconds()[2]
+        assert watching._sharing(World(0, 2, 0, address), []) == []  # of other CPUs
+        peer.communicate("\n")
+    assert watches[0]._cpu_seconds()[2] >= last  # it has ended; its seconds are not given back
+
+
 def test_foreign_load_is_what_the_kernel_counts_beyond_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(CPU, World())
     watch._cpus = [0, 1]

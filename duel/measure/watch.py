@@ -4,6 +4,7 @@ Read between blocks, never within one. A block that was throttled, or shared its
 figures that verdicts rest on, never silently.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -29,7 +30,10 @@ PROC, POWERCAP = Path("/proc"), Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class Conditions:
-    """Conditions of one block; None: not reported. ``foreign_load``: others' share of this process's CPUs' time."""
+    """Conditions of one block; None: not reported.
+
+    ``foreign_load`` is the share that others than the row's own processes have of this process's CPUs' time.
+    """
 
     clock_mhz: float | None = None
     temperature_celsius: float | None = None
@@ -54,6 +58,7 @@ class Watch:
         self.missing: dict[str, str] = {}
         self._device, self._world = device, world
         self._cpus = usable_cpus()
+        self._peers = dict.fromkeys(_sharing(world, self._cpus), 0.0)  # CPU seconds by process, as last read
         self._gpu: Gpu | None = None
         if device.kind == "gpu":
             try:
@@ -216,9 +221,12 @@ class Watch:
             return []
 
     def _cpu_seconds(self) -> tuple[float, float, float]:
-        """Return (now, seconds that the usable CPUs were busy, of which this process's); NaN if not reported."""
+        """Return (now, seconds that the usable CPUs were busy, of which the row's); NaN if not reported."""
         usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        own = sum(each.ru_utime + each.ru_stime for each in usage)
+        for process in self._peers:
+            with contextlib.suppress(OSError):  # it has ended, and uses no more
+                self._peers[process] = _used_by(process)
+        own = sum(each.ru_utime + each.ru_stime for each in usage) + sum(self._peers.values())
         try:
             lines = (PROC / "stat").read_text().splitlines()
         except OSError:
@@ -230,11 +238,14 @@ class Watch:
         return time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), own
 
     def _load(self, before: tuple[float, float, float], after: tuple[float, float, float]) -> float | None:
-        """Return others' share of the usable CPUs' time between two readings, less the error of the kernel's ticks."""
+        """Return others' share of the usable CPUs' time between two readings, less the error of the kernel's ticks.
+
+        Of each process besides this one the kernel reports ticks, too.
+        """
         wall, busy, own = (b - a for a, b in zip(before, after, strict=True))
         if math.isnan(busy):
             return None
-        others = busy - own - TICK_SECONDS * len(self._cpus)
+        others = busy - own - TICK_SECONDS * (len(self._cpus) + len(self._peers))
         return max(0.0, others) / (max(wall, TICK_SECONDS) * len(self._cpus))
 
     def _cpu_clock(self) -> float | None:
@@ -245,6 +256,29 @@ class Watch:
         clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
         mine = [clocks[number] for number in self._cpus if number < len(clocks)]
         return statistics.fmean(mine) if mine else None
+
+
+def _sharing(world: World, cpus: list[int]) -> list[int]:
+    """Return the other processes of ``world`` that run on ``cpus`` only: a launcher may give a node's ranks the same.
+
+    Those of other nodes are not seen. What a rank uses that has some of ``cpus`` and others counts as others' load.
+    """
+    if not world.address or not hasattr(os, "sched_getaffinity"):
+        return []
+    found = []
+    for path in PROC.glob("[0-9]*/cmdline"):
+        process = int(path.parent.name)
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if process != os.getpid() and world.address in words and os.sched_getaffinity(process) <= set(cpus):
+                found.append(process)
+    return found
+
+
+def _used_by(process: int) -> float:
+    """Return the CPU seconds of a process and its reaped children. Raises OSError if it has ended."""
+    _, _, fields = (PROC / str(process) / "stat").read_text().rpartition(")")  # the name before may have spaces
+    return sum(map(int, fields.split()[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def left_out(conditions: list[Conditions]) -> tuple[list[int], str]:
