@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Citations, Images, Molecules
 
 OFF, ON = "off", "on"
+THREADS, ALL = "threads", "all"
 AS_PASSED = "as passed"  # nothing observable shows whether it was in force
 TRAINING, PER_SAMPLE, INFERENCE = "training", "per_sample_gradients", "inference"  # modules of use cases
 
@@ -48,8 +49,8 @@ _GPU = ("gpu",)
 SWITCHES: tuple[Switch, ...] = (
     *(
         Switch(
-            *("threads", framework, "CPUs the process may use", "affinity of the process"),
-            values=("all",),
+            *(THREADS, framework, "CPUs the process may use", "affinity of the process"),
+            values=(ALL,),
             counts=True,
             device_kinds=("cpu",),
             searched=False,

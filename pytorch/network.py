@@ -24,6 +24,7 @@ from duel.catalogue import Benchmark, groups
 from duel.measure.batches import Batch, Pool
 from duel.measure.device import Setting
 from duel.measure.probes import usable_cpus
+from duel.switches import ALL, THREADS
 from models import _layers
 
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,6 +74,8 @@ def _share_batch_norms(model: nn.Module, device: torch.device) -> None:
 
 def _set_globally(setting: Setting) -> None:
     """Set the switches that PyTorch has for the whole process."""
+    if setting.value(THREADS) != ALL:  # by itself it takes physical cores, JAX what the process may use
+        torch.set_num_threads(int(setting.value(THREADS)))
     if setting.on("cudnn_benchmark"):
         torch.backends.cudnn.benchmark = True
     if setting.on("deterministic"):
@@ -196,9 +199,9 @@ class Network:
             manager = trees.get_manager(self._device.index, create_if_none_exists=False)
             found["cuda_graphs"] = ("on" if manager is not None else "off", "Inductor's manager of recorded graphs")
         if self._device.type == "cpu":
-            asked, cpus, threads = self._setting.value("threads"), len(usable_cpus()), torch.get_num_threads()
-            there = "all" if asked == "all" else str(max(cpus, threads))
-            found["threads"] = (there, f"affinity, {cpus} CPUs, {threads} threads")
+            asked, cpus, threads = self._setting.value(THREADS), len(usable_cpus()), torch.get_num_threads()
+            there = ALL if asked == ALL else str(cpus if cpus != int(asked) else threads)
+            found[THREADS] = (there, f"affinity, {cpus} CPUs, {threads} threads")
         return found | self._observed_here()
 
     def _observed_here(self) -> dict[str, tuple[str, str]]:

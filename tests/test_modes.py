@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -14,7 +15,9 @@ from duel import modes
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
-from duel.measure.device import Device, Setting
+from duel.measure import attempt, preparing
+from duel.measure.device import ALONE, Device, Setting, World
+from duel.record import Row
 from duel.switches import AS_PASSED, SWITCHES
 
 
@@ -103,7 +106,11 @@ def test_a_switch_that_a_side_lacks_leaves_it_as_it_is() -> None:
         ("default+channels_last", {"benchmark": "gpt2"}, "does not apply to train_single of gpt2 on a cpu; valid: "),
         ("default+cuda_graphs", {}, "switch cuda_graphs does not apply to train_single of resnet50 on a cpu"),
         ("default+cuda_graphs", {"kind": "gpu"}, "cuda_graphs needs compile; valid: default+cuda_graphs+compile"),
-        ("tuned-compile", {"kind": "gpu"}, "switch cuda_graphs needs compile; valid: tuned-compile-cuda_graphs"),
+        (
+            "tuned-compile+cuda_graphs",
+            {"kind": "gpu"},
+            "switch cuda_graphs needs compile; valid: both of them, or neither",
+        ),
         ("opacus+compile", {"use_case": 3}, "switches opacus and compile cannot be combined; valid: one of them"),
         ("tuned+opacus", {"use_case": 3}, "cannot be combined; valid: tuned+opacus-compile"),
         (
@@ -123,6 +130,26 @@ def test_what_does_not_apply_or_go_together_is_refused(mode: str, more: dict[str
     assert modes.check(mode)
     with pytest.raises(UserError, match=re.escape(words)):
         settings(mode, **more)
+
+
+def test_a_number_of_threads_is_of_one_process_with_so_many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes.refuse("default+threads=2", "mnist", 5)
+    for use_case in (2, 4):
+        with pytest.raises(
+            UserError, match=r"threads limits one process, and .* has several; valid: use cases 1, 3, 5"
+        ):
+            modes.refuse("default+threads=2", "mnist", use_case)
+    monkeypatch.setattr(preparing.probes, "usable_cpus", lambda: [0, 1])
+    preparing._check_threads("default", {"threads": "all"}, World(0, 2))
+    preparing._check_threads("default+threads=2", {"threads": "2"}, ALONE)
+    with pytest.raises(UserError, match="threads=64: there are 2 CPUs here; valid: threads=1 to threads=2"):
+        preparing._check_threads("default+threads=64", {"threads": "64"}, ALONE)
+    with pytest.raises(UserError, match="threads limits one process, this row has 2; valid: threads=all"):
+        preparing._check_threads("default+threads=2", {"threads": "2"}, World(0, 2))
+    monkeypatch.delattr(os, "sched_setaffinity")  # as on macOS
+    assert attempt._chosen_cpus(Row(mode="default+threads=2")) == []
+    with pytest.raises(UserError, match="only Linux can limit a process to some CPUs"):
+        preparing._check_threads("default+threads=2", {"threads": "2"}, ALONE)
 
 
 def test_what_applies_to_neither_side_is_refused_before_anything_starts() -> None:

@@ -154,7 +154,7 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
             "        os.sched_setaffinity(",
             "        print(",
             ("--mode", "default+threads=1"),
-            "status (pytorch: failed: input: switch threads did not take: 1 was set, ",
+            "status (jax and pytorch: failed: input: --mode default+threads=1: there are ",
             id="threads",
         ),
         pytest.param(

@@ -99,9 +99,9 @@ class Team:
 
 
 def _chosen_cpus(row: Row) -> list[int]:
-    """Return the CPUs that the switch ``threads`` leaves to the row; an empty list means all."""
+    """Return the CPUs that the switch ``threads`` leaves to the row, which checks their number; empty: all."""
     asked = re.search(r"\+threads=(\d+)", str(row.mode))
-    return probes.usable_cpus()[: int(asked[1])] if asked else []
+    return probes.usable_cpus()[: int(asked[1])] if asked and hasattr(os, "sched_setaffinity") else []
 
 
 def measure_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbSink | None, again: int = 0) -> bool:

@@ -5,8 +5,10 @@ import importlib
 import itertools
 import json
 import math
+import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from duel import certificate, modes, tuned
@@ -14,10 +16,11 @@ from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
 from duel.files import write_atomically
 from duel.measure import batches, canary, clock, parameters, probes, timing
-from duel.measure.device import Device, Setting
+from duel.measure.device import Device, Setting, World
 from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
 from duel.options import SAFETENSORS
+from duel.switches import ALL, THREADS
 
 # Kinds of devices that several processes can divide among themselves. A TPU host's chips belong to one process unless
 # its environment splits them, which could not be tested; MPS has one device.
@@ -132,6 +135,21 @@ def _with_new_head(m: Measurement, arrays: parameters.Arrays) -> parameters.Arra
     return arrays | drawn
 
 
+def _check_threads(mode: str, switches: Mapping[str, str], world: World) -> None:
+    """Raise UserError unless this process has the CPUs that the switch ``threads`` leaves it."""
+    asked = switches.get(THREADS, ALL)
+    if asked == ALL:
+        return
+    if world.size > 1:
+        raise UserError(
+            f"--mode {mode}: {THREADS} limits one process, this row has {world.size}; valid: {THREADS}={ALL}"
+        )
+    if not hasattr(os, "sched_setaffinity"):
+        raise UserError(f"--mode {mode}: only Linux can limit a process to some CPUs; valid here: {THREADS}={ALL}")
+    if (there := len(probes.usable_cpus())) != int(asked):
+        raise UserError(f"--mode {mode}: there are {there} CPUs here; valid: {THREADS}=1 to {THREADS}={there}")
+
+
 def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
     """Put weights and data, or the batches already ``made``, on the device; from here on, ``work`` exists."""
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
@@ -143,6 +161,7 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
     switches = modes.settings(
         *(mode, str(row.framework), m.benchmark.name, use_case.number, str(row.precision), m.device.kind, rung)
     )
+    _check_threads(str(row.mode), switches, m.world)
     policy = modes.rung_precision(rung, str(row.precision))
     m.row = row.replace(switches=modes.said(switches), precision=policy)
     recipe = m.recipe if row.recipe else None
