@@ -96,8 +96,17 @@ def is_tuned(mode: str) -> bool:
 
 
 def in_place(mode: str, choice: str) -> str:
-    """Return ``mode`` with ``tuned`` replaced by the mode ``choice``."""
-    return choice + mode.removeprefix(TUNED) if is_tuned(mode) else mode
+    """Return ``mode`` with ``tuned`` replaced by ``choice``, less what needs a switch that ``mode`` turns off."""
+    if not is_tuned(mode):
+        return mode
+    name, steps = _split(choice)
+    without = _left_out(asked_for(mode)[1])
+    return name + "".join(text for text, switch, _ in steps if switch not in without) + mode.removeprefix(TUNED)
+
+
+def _left_out(asked: Mapping[str, str]) -> set[str]:
+    """Return the switches that need one which ``asked`` turns off, unless it sets them itself."""
+    return {one.name for one in SWITCHES if asked.get(one.needs) == OFF and one.name not in asked}
 
 
 def _named(name: str) -> dict[str, str]:
@@ -145,7 +154,8 @@ def settings(
     if device_kind == "gpu":  # 16 bits: cuDNN's kernel on both sides, which takes no others; else the plain one on both
         tuned["attention"] = "cudnn" if half else "math"
     values = {switch.name: switch.values[0] for switch in here.values()}
-    values |= {switch: value for switch, value in tuned.items() if name == TUNED and switch in here}
+    set_here = here.keys() - _left_out(asked)
+    values |= {switch: value for switch, value in tuned.items() if name == TUNED and switch in set_here}
     for switch, value in asked.items():
         if not any(one.name == switch and one.framework == framework for one in SWITCHES):
             continue  # the other side's
@@ -174,6 +184,7 @@ def _refuse_combinations(mode: str, values: Mapping[str, str], here: Mapping[str
     for one in here.values():
         if values[one.name] == ON and one.needs and values.get(one.needs) != ON:
             valid = f"{mode}+{one.needs}" if one.name in asked else f"{mode}-{one.name}"
+            valid = "both of them, or neither" if one.name in asked and one.needs in asked else valid
             raise UserError(f"--mode {mode}: switch {one.name} needs {one.needs}; valid: {valid}")
         if values[one.name] == ON and one.excludes and values.get(one.excludes) == ON:
             valid = "one of them" if one.excludes in asked else f"{mode}-{one.excludes}"

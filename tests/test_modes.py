@@ -132,6 +132,17 @@ def test_what_does_not_apply_or_go_together_is_refused(mode: str, more: dict[str
         settings(mode, **more)
 
 
+def test_a_switch_that_is_turned_off_takes_along_what_needs_it() -> None:
+    assert settings("tuned-compile", kind="gpu") == settings("tuned-compile-cuda_graphs", kind="gpu")
+    chosen = "default+compile+max_autotune"
+    for mode in ("tuned-compile", "tuned-compile-cuda_graphs", "tuned-compile-max_autotune"):
+        found = settings(modes.in_place(mode, chosen), kind="gpu")
+        assert found == settings("default", kind="gpu"), mode
+    assert settings(modes.in_place("tuned-cuda_graphs", chosen), kind="gpu")["max_autotune"] == "on"
+    with pytest.raises(UserError, match="max_autotune needs compile"):  # as asked for
+        settings(modes.in_place("tuned-compile+max_autotune", chosen), kind="gpu")
+
+
 def test_a_number_of_threads_is_of_one_process_with_so_many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     modes.refuse("default+threads=2", "mnist", 5)
     for use_case in (2, 4):
