@@ -140,19 +140,26 @@ def refuse(mode: str, benchmark: str, use_case: int) -> None:
 
 
 def settings(
-    mode: str, framework: str, benchmark: str, use_case: int, precision: str, device_kind: str, rung: int = 0
+    mode: str,
+    framework: str,
+    benchmark: str,
+    use_case: int,
+    precision: str,
+    device_kind: str,
+    rung: int = 0,
+    cudnn: bool = True,
 ) -> dict[str, str]:
     """Return every switch that ``framework`` has for this, with its value under ``mode``.
 
     Raises UserError if the mode sets a switch that this side has, but not here, or if switches cannot be combined.
-    ``rung`` is how far down the ladder of ``RUNGS`` crashes have led.
+    ``rung`` is how far down the ladder of ``RUNGS`` crashes have led; ``cudnn``: whether a GPU has it, NVIDIA's do.
     """
     here = applicable(framework, benchmark, use_case, device_kind)
     name, asked = asked_for(mode)
     tuned = dict(_TUNED.get((framework, device_kind), {}))
     half = rung_precision(rung, precision) in HALF
     if device_kind == "gpu":  # 16 bits: cuDNN's kernel on both sides, which takes no others; else the plain one on both
-        tuned["attention"] = "cudnn" if half else "math"
+        tuned["attention"] = "cudnn" if half and cudnn else "math"
     values = {switch.name: switch.values[0] for switch in here.values()}
     set_here = here.keys() - _left_out(asked)
     values |= {switch: value for switch, value in tuned.items() if name == TUNED and switch in set_here}
@@ -174,6 +181,8 @@ def settings(
         raise UserError(
             f"--mode {mode}: attention {values['attention']} takes 16 bits only; valid: --precision {' or '.join(HALF)}"
         )
+    if device_kind == "gpu" and not cudnn and values.get("attention") == "cudnn":
+        raise UserError(f"--mode {mode}: attention cudnn is for GPUs of NVIDIA's; valid: attention=math")
     _refuse_combinations(mode, values, here)
     return values
 

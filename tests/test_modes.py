@@ -143,6 +143,14 @@ def test_a_switch_that_is_turned_off_takes_along_what_needs_it() -> None:
         settings(modes.in_place("tuned-compile+max_autotune", chosen), kind="gpu")
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_gpu_without_cudnn_takes_the_plain_kernel_of_attention(framework: str) -> None:
+    here = (framework, "gpt2", 1, "bf16", "gpu")
+    assert modes.settings("tuned", *here, cudnn=False)["attention"] == "math"
+    with pytest.raises(UserError, match="attention cudnn is for GPUs of NVIDIA's; valid: attention=math"):
+        modes.settings("default+attention=cudnn", *here, cudnn=False)
+
+
 def test_a_number_of_threads_is_of_one_process_with_so_many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     modes.refuse("default+threads=2", "mnist", 5)
     for use_case in (2, 4):

@@ -15,7 +15,7 @@ from duel import certificate, modes, tuned
 from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
 from duel.files import write_atomically
-from duel.measure import batches, canary, clock, parameters, probes, timing
+from duel.measure import batches, canary, clock, gpus, parameters, probes, timing
 from duel.measure.device import Device, Setting, World
 from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
@@ -159,7 +159,8 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
         m.row = m.row.replace(tuning=tuning)
     row = m.row
     switches = modes.settings(
-        *(mode, str(row.framework), m.benchmark.name, use_case.number, str(row.precision), m.device.kind, rung)
+        *(mode, str(row.framework), m.benchmark.name, use_case.number, str(row.precision), m.device.kind, rung),
+        cudnn=not gpus.by_amd(m.device.name),
     )
     _check_threads(str(row.mode), switches, m.world)
     policy = modes.rung_precision(rung, str(row.precision))

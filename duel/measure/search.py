@@ -15,6 +15,7 @@ from pathlib import Path
 from duel import modes, tuned
 from duel.catalogue import USE_CASES
 from duel.errors import UserError
+from duel.measure import gpus
 from duel.record import Row
 from duel.results import Run
 from duel.switches import OFF, ON, applicable
@@ -132,7 +133,7 @@ def neighbours(mode: str, row: Row) -> list[str]:
 
 def _settings(mode: str, row: Row) -> dict[str, str]:
     here = (str(row.framework), str(row.benchmark), row.use_case or 0, str(row.precision), str(row.device_kind))
-    return modes.settings(mode, *here)
+    return modes.settings(mode, *here, cudnn=not gpus.by_amd(str(row.device_name)))
 
 
 def _spelled(values: dict[str, str], row: Row) -> str:
