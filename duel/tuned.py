@@ -13,6 +13,7 @@ from pathlib import Path
 
 from duel import modes
 from duel.catalogue import USE_CASES
+from duel.comparability import disturbances, too_few_blocks
 from duel.files import FORMAT, Damaged, locked, read_record, write_atomically
 from duel.record import Row
 from duel.states import FINISHED
@@ -22,7 +23,7 @@ POINT = ("framework", "benchmark", "size", "precision", "module", "product", "sa
 
 @dataclass(frozen=True)
 class Trial:
-    """A row of a search: a mode, and its throughput, None if it did not run."""
+    """A row of a search: a mode, and its throughput, None if it did not run or does not count."""
 
     mode: str
     throughput: float | None
@@ -30,11 +31,15 @@ class Trial:
 
 def trial(row: Row, precision: str) -> Trial:
     """Return what ``row`` says of its mode in ``precision``."""
-    return Trial(str(row.mode), row.throughput if row.status == FINISHED and not fallback(row, precision) else None)
+    return Trial(str(row.mode), row.throughput if row.status == FINISHED and not discounted(row, precision) else None)
 
 
-def fallback(row: Row, precision: str) -> str:
-    """Return how a row that finished after crashes of XLA's autotuner is none in ``precision``; empty if it is one."""
+def discounted(row: Row, precision: str) -> str:
+    """Return why a row that finished does not count as a trial in ``precision``; empty if it does."""
+    if found := disturbances(row):
+        return "disturbed: " + ", ".join(f"{field} {much}" for field, much in found)
+    if few := too_few_blocks(row):
+        return few
     if row.rung == modes.HANDICAPPED:
         return "ran without XLA's autotuner only, which crashed"
     return f"ran in {row.precision} only, after a crash of XLA's autotuner" if row.precision != precision else ""

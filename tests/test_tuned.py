@@ -158,6 +158,51 @@ def test_what_ran_in_another_precision_or_without_the_autotuner_does_not_count(t
     ]
 
 
+def test_a_trial_that_others_disturbed_does_not_count_and_the_table_says_why() -> None:
+    row = MNIST.replace(mode="default", status=FINISHED, throughput=9.0, blocks=10, left_out_blocks=0, precision="fp32")
+    assert tuned.trial(row, "fp32") == Trial("default", 9.0)
+    for change, why in {
+        ("foreign_load", 0.12): "disturbed: foreign_load 12%",
+        ("left_out_blocks", 9): "disturbed: left_out_blocks 9 of 19, 9 throttled",
+        ("blocks", 1): "1 of 1 blocks are left",
+    }.items():
+        bad = row.replace(**dict([change]), left_out="9 throttled")
+        assert tuned.trial(bad, "fp32") == Trial("default", None)
+        said = trials.table([bad.replace(point=0, preset=TRIAL, throughput_unit="images/s")])
+        assert said.title == ["mnist (tiny, fp32), train_single, batch size 16: pytorch no figure, of 1 tried"]
+        assert list(said.notes) == [f"pytorch default: {why}"]
+
+
+def recorded(run: Run, row: Row, projections: float) -> Row:
+    """A row that finished, with evidence that is ``projections``."""
+    found = {"losses": np.full(9, projections)}
+    kinds = ("before", "before, moved 1", "after", "after, moved 1")
+    evidence = Evidence("fp32", dict.fromkeys(kinds, found), {"losses": (2,)})
+    file = run.evidence_file(row.row or 0, 0)
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(evidence.to_bytes())
+    return row.replace(run_id=run.id, status=FINISHED, evidence_sha256=sha256([evidence.to_bytes()]))
+
+
+def test_a_mode_that_computes_something_else_is_not_chosen(tmp_path: Path) -> None:
+    run = Results(tmp_path).run("paired_resnet50_1_trial-260101-000000-00abcd")
+    planned = MNIST.replace(benchmark="resnet50", mode="default", row=0, point=0, preset=TRIAL)
+    run.create([planned])
+    for row in search.rows(run, [planned], 3, tmp_path):
+        wrong = row.mode == SET
+        rate = {"default": 1.0, SET: 9.0}.get(str(row.mode), 2.0)
+        run.write_row(recorded(run, row, 1.1 if wrong else 1.0).replace(throughput=rate))
+    stored = tuned.read(tuned.path(tmp_path, str(MNIST.device_name)))
+    assert stored is not None
+    (choice,) = stored.choices
+    assert choice.mode == "default+compile"
+    assert next(trial for trial in choice.trials if trial.mode == SET).throughput is None
+    failed = next(row for row in run.rows() if row.mode == SET)
+    assert (failed.status, failed.why) == (FAILED, "disproved")
+    assert str(failed.cause).startswith("disproved: other results than in default: losses before the clock (apart by ")
+    assert any(str(failed.cause) in note for note in trials.table(run.rows()).notes)
+
+
 def test_cudnn_is_not_tried_on_an_amd_gpu() -> None:
     gpt2 = RESNET50.replace(benchmark="gpt2", precision="bf16", device_kind="gpu", device_name="AMD Instinct MI300X")
     for framework in FRAMEWORKS:

@@ -4,7 +4,8 @@ The sides take turns and have the same number of trials at most. The first is ``
 ``duel.modes`` has for the kind of device; each later one changes a switch of the fastest mode so far, along with what
 that needs or excludes. The search ends once all of these were tried. The fastest mode and ``default`` are then
 measured twice more, in the order A B B A: the fastest of several trials is also the luckiest. They are measured so
-again, up to three times in all, as long as the slower of one does not beat the faster of the other.
+again, up to three times in all, as long as the slower of one does not beat the faster of the other. A mode whose
+evidence is not that of ``default`` on the same side has failed.
 """
 
 import contextlib
@@ -15,9 +16,11 @@ from pathlib import Path
 from duel import modes, tuned
 from duel.catalogue import USE_CASES
 from duel.errors import UserError
+from duel.evidence import Evidence, disagreements
 from duel.measure import gpus
 from duel.record import Row
 from duel.results import Run
+from duel.states import FAILED
 from duel.switches import OFF, ON, applicable
 from duel.tuned import Choice, Trial
 
@@ -77,7 +80,23 @@ class _Side:
         since = time.monotonic()
         yield self._planned.replace(row=number, point=number, mode=mode)
         self._seconds += time.monotonic() - since
-        self._ended.append([row for row in self._run.rows() if row.point == number][-1])
+        self._ended.append(self._compared([row for row in self._run.rows() if row.point == number][-1]))
+
+    def _compared(self, row: Row) -> Row:
+        """Return ``row``; recorded as failed if it did not compute what ``default`` did."""
+        default = next((one for one in self._ended if one.mode == modes.DEFAULT and one.evidence_sha256), None)
+        if default is None or row.mode == modes.DEFAULT or row.evidence_sha256 is None:
+            return row
+        if default.precision != row.precision:  # after crashes of XLA's autotuner: no trial anyway
+            return row
+        if found := disagreements(self._evidence(default), self._evidence(row)):
+            cause = f"disproved: other results than in {modes.DEFAULT}: {'; '.join(found)}"
+            row = row.replace(status=FAILED, cause=cause, why="disproved")
+            self._run.write_row(row)
+        return row
+
+    def _evidence(self, row: Row) -> list[Evidence]:
+        return [Evidence.from_bytes(file.read_bytes()) for file in self._run.evidence_files(row.row or 0)]
 
     def keep(self, results: Path) -> None:
         """Save what was found, if anything ran."""

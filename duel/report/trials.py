@@ -32,9 +32,11 @@ def table(rows: Sequence[Row]) -> Table:
         what, mode = _what(tried, asked), tuned.chosen(trials)
         ran = any(trial.throughput for trial in trials)
         count = len({trial.mode for trial in trials})
-        title.append(f"{what}: {framework} {mode if ran else 'nothing runs'}, of {count} tried")
+        title.append(f"{what}: {framework} {mode if ran else 'no figure'}, of {count} tried")
         lines += [[what, framework, *line] for line in _modes(trials, mode)]
-    why = [(row, row.cause or (tuned.fallback(row, asked) if row.status == FINISHED else "")) for row in last.values()]
+    why = [
+        (row, row.cause or (tuned.discounted(row, asked) if row.status == FINISHED else "")) for row in last.values()
+    ]
     causes = dict.fromkeys(f"{row.framework} {row.mode}: {cause}" for row, cause in why if cause)
     unit = next((row.throughput_unit for row in rows), "")
     head = ["point", "side", str(unit), "x default", "n", "mode"]
@@ -53,7 +55,7 @@ def _modes(trials: Sequence[Trial], chosen: str) -> list[list[str]]:
     lines = []
     for mode in sorted(of, key=lambda mode: -of[mode]):
         factor = f"{of[mode] / of[DEFAULT]:.3f}" if of[mode] and of.get(DEFAULT) else ""
-        rate = as_text("throughput", of[mode], "") if of[mode] else "does not run"
+        rate = as_text("throughput", of[mode], "") if of[mode] else "no figure"
         lines.append([rate, factor, str(len(rates[mode])), f"{mode}, chosen" if mode == chosen and of[mode] else mode])
     return lines
 
