@@ -1,7 +1,7 @@
 """results/tuned/<device>.json: the switches that 'main.py tune' found to be the fastest; ``--mode tuned`` sets them.
 
-A choice is for one framework, benchmark, size, precision, module, product and number of samples on a device: use cases
-with many devices take what was found on one.
+A choice is for one framework, benchmark, size, precision, module, product, number of samples and microbatch on a
+device: use cases with many devices take what was found on one.
 """
 
 import json
@@ -18,7 +18,7 @@ from duel.files import FORMAT, Damaged, locked, read_record, write_atomically
 from duel.record import Row
 from duel.states import FINISHED
 
-POINT = ("framework", "benchmark", "size", "precision", "module", "product", "samples")
+POINT = ("framework", "benchmark", "size", "precision", "module", "product", "samples", "microbatch")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Choice:
     code_sha256: str
     cpus: int | None
     run_id: str
+    microbatch: int | None = None  # as asked for; None: the device's own
 
     @property
     def point(self) -> tuple[object, ...]:
@@ -152,10 +153,11 @@ def again(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
     return found[0][:most], found[1][:most]
 
 
-def found_for(row: Row, results: Path) -> tuple[str | None, str]:
+def found_for(row: Row, results: Path, microbatch: int | None = None) -> tuple[str | None, str]:
     """Return the mode that ``tuned`` stands for in ``row``, None without a search, and a text on how it was found.
 
-    Raises Damaged if the device's file is not one of ours.
+    ``microbatch`` is what was asked for, which the row no longer tells. Raises Damaged if the device's file is not one
+    of ours.
     """
     file = path(results, str(row.device_name))
     stored, where = read(file), f"results/tuned/{file.name}"
@@ -165,7 +167,7 @@ def found_for(row: Row, results: Path) -> tuple[str | None, str]:
         return None, f"{where} is of {stored.device_name}, the set for a {row.device_kind}"
     samples = (row.batch_size or 0) // (row.device_count or 1)
     module = USE_CASES[row.use_case or 0].module
-    point = (row.framework, row.benchmark, row.size, row.precision, module, row.product, samples)
+    point = (row.framework, row.benchmark, row.size, row.precision, module, row.product, samples, microbatch)
     choice = next((one for one in stored.choices if one.point == point), None)
     if choice is None:
         return None, f"not searched in {where}, the set for a {row.device_kind}"

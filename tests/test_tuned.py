@@ -203,6 +203,20 @@ def test_a_mode_that_computes_something_else_is_not_chosen(tmp_path: Path) -> No
     assert any(str(failed.cause) in note for note in trials.table(run.rows()).notes)
 
 
+def test_a_microbatch_that_was_asked_for_is_a_point_of_its_own(tmp_path: Path) -> None:
+    run = Results(tmp_path).run("paired_mnist_3_trial-260101-000000-00abcd")
+    here = MNIST.replace(use_case=3, product="norms", mode="default", row=0, point=0)
+    usual = dataclasses.replace(CHOICE, module="per_sample_gradients", product="norms", run_id="usual")
+    tuned.keep(tmp_path, str(MNIST.device_name), usual)
+    planned = here.replace(microbatch=8)
+    run.create([planned])
+    for row in search.rows(run, [planned], 1, tmp_path):
+        run.write_row(row.replace(run_id=run.id, status=FINISHED, throughput=1.0))
+    assert tuned.found_for(here.replace(microbatch=16), tmp_path) == (SET, "the best of 2 by usual")
+    assert tuned.found_for(planned, tmp_path, 8) == ("default", f"the best of 1 by {run.id}")
+    assert tuned.found_for(planned, tmp_path, 4)[0] is None
+
+
 def test_cudnn_is_not_tried_on_an_amd_gpu() -> None:
     gpt2 = RESNET50.replace(benchmark="gpt2", precision="bf16", device_kind="gpu", device_name="AMD Instinct MI300X")
     for framework in FRAMEWORKS:

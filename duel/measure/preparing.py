@@ -92,7 +92,8 @@ def build(m: Measurement) -> Columns:
     }
     if per_sample:
         samples = (m.row.batch_size or 0) // m.world.size
-        microbatch = m.row.microbatch or fitting(samples, trainable, m.device.memory_bytes)
+        m.microbatch = m.row.microbatch
+        microbatch = m.microbatch or fitting(samples, trainable, m.device.memory_bytes)
         if samples % microbatch:
             raise UserError(f"microbatch {microbatch} does not divide the batch size on a device, {samples}")
         found["microbatch"] = microbatch
@@ -154,7 +155,7 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
     """Put weights and data, or the batches already ``made``, on the device; from here on, ``work`` exists."""
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
     if modes.is_tuned(mode):
-        choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1])
+        choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1], m.microbatch)
         mode = modes.in_place(mode, choice or modes.TUNED)
         m.row = m.row.replace(tuning=tuning)
     row = m.row

@@ -118,6 +118,7 @@ class _Side:
             code_sha256=str(row.code_sha256),
             cpus=row.cpus,
             run_id=self._run.id,
+            microbatch=self._planned.microbatch,
         )
         tuned.keep(results, str(row.device_name), choice)
 
