@@ -11,7 +11,7 @@ from duel import variables
 from duel.catalogue import FRAMEWORK_DEFAULT, FRAMEWORKS
 from duel.certificate import DISPROVED
 from duel.modes import HANDICAPPED
-from duel.record import Row
+from duel.record import NOT_YET, Row
 from duel.states import FINISHED, SKIPPED
 
 if TYPE_CHECKING:  # numpy is loaded only where evidence is judged: 'main.py status' does not need it
@@ -75,7 +75,7 @@ def _faults(row: Row) -> list[tuple[str, str]]:
         return [("status", f"{row.status}: {row.cause}" if row.cause else str(row.status))]
     checks = {
         ("parity", str(row.parity)): str(row.parity).startswith(DISPROVED),
-        ("evidence", "not proved this way: a record of an earlier version of Duel"): row.evidence_sha256 is None,
+        ("evidence", _unsealed(row)): row.evidence_sha256 is None,
         ("precision", f"{FRAMEWORK_DEFAULT} is never compared"): row.precision == FRAMEWORK_DEFAULT,
         ("steady", "no steady state"): row.steady is False,
         ("rung", "handicapped, XLA's autotuner had to be switched off"): row.rung == HANDICAPPED,
@@ -84,6 +84,12 @@ def _faults(row: Row) -> list[tuple[str, str]]:
     for name in variables.unnamed(row.variables):
         checks["variables", f"{name} has no name: neither the target nor a switch sets it"] = True
     return [fault for fault, bad in checks.items() if bad] + disturbances(row)
+
+
+def _unsealed(row: Row) -> str:
+    """Return why ``row`` has no evidence, if it has none."""
+    reason = row.missing.get("evidence_sha256", NOT_YET)
+    return "not proved this way: a record of an earlier version of Duel" if reason == NOT_YET else reason
 
 
 def disturbances(row: Row) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from test_paired import CACHES
 
 from duel import modes, profile, variables
 from duel.catalogue import FRAMEWORKS
+from duel.evidence import sha256
 from duel.job import Job
 from duel.launch import display
 from duel.measure import attempt, ranks
@@ -136,6 +137,23 @@ def test_caches_are_of_each_process_alone_and_proxies_are_left_out() -> None:
     found = ranks.environment("/tmp/some")
     assert {name: found[name] for name in CACHES} == {name: f"/tmp/some/{name.lower()}" for name in CACHES}
     assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_what_other_nodes_wrote_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS lists a folder as it was up to a minute ago."""
+    run, row = Run(tmp_path / "runs" / "some"), Row(row=0, device_count=2, status=FINISHED)
+    run.create([row])
+    files = [run.evidence_file(0, rank) for rank in range(2)]
+    files[0].parent.mkdir()
+    for file in files:
+        file.write_bytes(b"evidence")
+    listed = iter([files[:1], files[:1], files])
+    monkeypatch.setattr(Run, "evidence_files", lambda self, number: next(listed))
+    monkeypatch.setattr(attempt, "POLL_SECONDS", 0.0)
+    assert attempt._sealed(run, row, 60.0).evidence_sha256 == sha256([b"evidence"] * 2)
+    monkeypatch.setattr(Run, "evidence_files", lambda self, number: files[:1])
+    found = attempt._sealed(run, row, 0.0)
+    assert (found.evidence_sha256, found.missing["evidence_sha256"]) == (None, "1 of 2 ranks have recorded it")
 
 
 # Stands in for a measuring process that profiles a row: it fails, but for another tool's sake it runs.

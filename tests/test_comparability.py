@@ -90,6 +90,10 @@ def test_whatever_differs_is_named_with_both_values(name: str) -> None:
     [
         ({"parity": f"{DISPROVED}bn1"}, "parity (pytorch: disproved: bn1)"),
         ({"evidence_sha256": None}, "evidence (pytorch: not proved this way"),
+        (
+            {"evidence_sha256": None, "missing": {"evidence_sha256": "1 of 2 ranks have recorded it"}},
+            "evidence (pytorch: 1 of 2 ranks have recorded it)",
+        ),
         ({"steady": False}, "steady (pytorch: no steady state)"),
         ({"rung": HANDICAPPED}, "rung (pytorch: handicapped"),
         (

@@ -27,6 +27,7 @@ from duel.states import FAILED, FINISHED, RUNNING, TERMINAL
 from duel.status import HEARTBEAT_SECONDS, Progress
 
 POLL_SECONDS = 0.5
+LISTED_SECONDS = 65.0  # NFS may list a folder as it was a minute ago, without what other nodes have written
 PROGRESS = ("loss", "block", "learning")  # events that report the progress of a phase
 # How gloo, NCCL and both frameworks' servers report that another process is gone or does not join.
 PEER_LOST = (
@@ -223,7 +224,7 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
         row = _with_partial_figures(run, run.read_row(row.row or 0))
         run.write_row(row)
     if row.status == FINISHED:
-        row = _sealed(run, row)
+        row = _sealed(run, row, LISTED_SECONDS if (row.nodes or 1) > 1 and not deaths else 0.0)
         row = _with_efficiency(row, run.rows()) if row.device_count != 1 and not row.recipe else row
         run.write_row(row)
     others = {rank: output for rank, output in deaths.items() if rank}
@@ -243,9 +244,12 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
     return deaths
 
 
-def _sealed(run: Run, row: Row) -> Row:
-    """Return ``row`` with the hash of its evidence, if all ranks have recorded it."""
-    files = run.evidence_files(row.row or 0)
+def _sealed(run: Run, row: Row, patience: float) -> Row:
+    """Return ``row`` with the hash of its evidence, if that of all ranks is listed within ``patience`` seconds."""
+    until = time.monotonic() + patience
+    while len(files := run.evidence_files(row.row or 0)) != row.device_count and time.monotonic() < until:
+        run.write_status()
+        time.sleep(POLL_SECONDS)
     if len(files) != row.device_count:
         return row.replace(missing={"evidence_sha256": f"{len(files)} of {row.device_count} ranks have recorded it"})
     return row.replace(evidence_sha256=evidence.sha256(file.read_bytes() for file in files))
