@@ -107,7 +107,8 @@ def reserved_bytes() -> int | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide what runs."""
-    built = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version() or "")}
+    built = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    built["cudnn"] = str(torch.backends.cudnn.version() or "")
     found = shared.installed("torch", "torchvision", "triton", "torch_xla", "libtpu")
     return found | {name: text for name, text in built.items() if text}
 

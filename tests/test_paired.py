@@ -78,8 +78,11 @@ def plant(checkout: Path, file: str, line: str, broken: str) -> None:
     path.write_text(path.read_text().replace(line, broken))
 
 
-# Where compilers keep what they have made: JAX, Triton, Inductor, CUDA, by their documentation.
-CACHES = ("JAX_COMPILATION_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+# Where compilers keep what they have made: JAX, Triton, Inductor, CUDA, MIOpen, ROCm, by their documentation.
+CACHES = (
+    *("JAX_COMPILATION_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"),
+    *("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "AMD_COMGR_CACHE_DIR"),
+)
 
 
 def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(checkout: Path, tmp_path: Path) -> None:

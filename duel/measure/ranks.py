@@ -35,7 +35,10 @@ END_SECONDS = 10.0  # between a first death and stopping the others, and for the
 POLL_SECONDS = 0.2
 TAIL_BYTES = 8192
 PORT_TAKEN = ("address already in use", "failed to add port to server")  # PyTorch; gRPC in JAX, which may crash then
-CACHES = ("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+CACHES = (
+    *("JAX_COMPILATION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH"),
+    *("MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR", "AMD_COMGR_CACHE_DIR"),
+)
 # By default JAX does not cache what it compiles within a second.
 KEEP_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 # Rank, number of ranks, rank on the node, as each launcher calls them. The first ones set count: inside a Slurm job,
