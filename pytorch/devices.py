@@ -34,9 +34,11 @@ def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Devic
         )
     # Listing an accelerator takes hold of it, and its memory would then be reported for work done on the CPU.
     device = shared.choose(kind, [shared.cpu()] if kind == "cpu" else available())
-    if world.size > 1:
-        if device.kind == "gpu":
+    if device.kind == "gpu":
+        if world.size > 1:
             torch.cuda.set_device(world.local_rank % device.count)
+        torch.cuda.synchronize()  # makes its context, as the twin's listing does: idle power is read with it
+    if world.size > 1:
         torch.distributed.init_process_group(
             "nccl" if device.kind == "gpu" else "gloo",
             init_method=f"tcp://{world.address}",
