@@ -174,7 +174,8 @@ class Network:
 
     def read(self, handle: Any) -> None:
         """Copy a result of ``handle``'s step to the host, which it cannot reach before the step has ended."""
-        np.asarray(jax.tree.leaves(handle)[0].addressable_data(0))
+        array = jax.tree.leaves(handle)[0].addressable_data(0)
+        np.asarray(array[(0,) * array.ndim])  # one number: the copy of a large result would count as the step's time
 
     def samples(self) -> int:
         """Return the samples a step takes, over all devices, by the shapes the program was compiled for."""
@@ -277,9 +278,13 @@ class Network:
     def _all_reduce(self) -> Any:
         return jax.jit(self._over_devices(self._sum, (ALL,), ALL))
 
+    @functools.cached_property
+    def _like_gradients(self) -> Any:
+        return self._put(np.zeros(sum(array.size for array in jax.tree.leaves(self._state[0])), self._dtype))
+
     def all_reduce(self) -> Any:
         """Dispatch one all-reduce of as many bytes as the gradients have, and nothing else."""
-        return self._all_reduce(self._state[0])
+        return self._all_reduce(self._like_gradients)
 
     def placed(self, arrays: tuple[npt.NDArray[Any], ...]) -> tuple[Any, ...]:
         """Return ``arrays`` on the device, floats in the policy's storage type."""
@@ -294,8 +299,9 @@ class Network:
             if self._mesh is not None:
                 sharding = NamedSharding(self._mesh, spec)
                 return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part].copy())
-            # never an alias of numpy's memory, which donation would then overwrite
-            return jax.device_put(array, self._device, may_alias=False)
+            if self._device.platform == "cpu":  # it may take numpy's own memory, whatever ``may_alias`` says
+                array = np.array(array, order="C")
+            return jax.device_put(array, self._device)
 
         return jax.tree.map(copy, tree)
 

@@ -329,7 +329,8 @@ class Network:
 
     def _put(self, array: npt.NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        tensor = tensor.to(self._device, self._dtype if tensor.is_floating_point() else torch.int64)
+        # A copy, as in the twin: on a CPU it would else be numpy's own memory.
+        tensor = tensor.to(self._device, self._dtype if tensor.is_floating_point() else torch.int64, copy=True)
         return tensor.contiguous(memory_format=self._format) if tensor.ndim == 4 else tensor
 
     def _put_batch(self, batch: Batch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from duel.catalogue import PRESETS, Preset
+from duel.catalogue import BENCHMARKS, PRESETS, Preset
+from duel.evidence import Evidence
 from duel.measure import timed, timing
-from duel.measure.device import ALONE
+from duel.measure.device import ALONE, host_peak_memory
 from duel.measure.measurement import Measurement
 from duel.measure.watch import ENERGY_SECONDS, Conditions
 from duel.record import Row
@@ -197,6 +198,23 @@ def test_the_latency_s_99th_percentile_needs_a_thousand_calls() -> None:
     expected = {"mean": 0.5005, "p50": 0.5005, "p95": 0.95005, "p99": 0.99001, "std": 0.28882}
     for figure, value in expected.items():
         assert enough[f"latency_seconds_{figure}"] == pytest.approx(value, rel=1e-4)
+
+
+def test_held_out_samples_take_no_memory_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, before = Steps(0.0), host_peak_memory()[0]
+
+    def accuracy(batch: Any) -> float:
+        assert len(bytearray(b"1" * 2**28)) == 2**28
+        return 0.5
+
+    setting = SimpleNamespace(benchmark=BENCHMARKS["mnist"])
+    row = Row(row=0, benchmark="mnist", preset="smoke")
+    m = Measurement(SimpleNamespace(write_row=print), row, Path(), None, lambda event, **found: None, ALONE)
+    m.work, m.setting = work, setting
+    m.pool, m.recorder = SimpleNamespace(held_out=()), SimpleNamespace(evidence=Evidence("fp32"))
+    work.accuracy = accuracy
+    assert timed.train(m)["accuracy"] == 0.5
+    assert host_peak_memory()[0] < before + 2**27
 
 
 class Disturbed(Steps):

@@ -11,6 +11,7 @@ from typing import Any
 from duel import comparability
 from duel.job import PASSES
 from duel.measure import ceilings, clock, timing
+from duel.measure.device import uncounted_memory
 from duel.measure.measurement import Columns, Measurement
 from duel.measure.proving import unmeasured
 from duel.measure.watch import Conditions, left_out
@@ -25,7 +26,8 @@ def train(m: Measurement) -> Columns:
     )
     m.recorder.evidence.curve = losses
     m.next_step = len(losses)
-    accuracy = m.work.accuracy(m.pool.held_out) if m.pool.held_out is not None else None
+    with uncounted_memory():  # of held-out samples, as many at once for a small batch as for a large one
+        accuracy = m.work.accuracy(m.pool.held_out) if m.pool.held_out is not None else None
     rate = m.setting.benchmark.optimizer.learning_rate
     return {
         "learning_rate": rate,
