@@ -85,10 +85,15 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
     return found | {
         "fits": True,
         "seconds": seconds,
-        "planned_bytes": work.planned_bytes(),
+        "planned_bytes": work.planned_bytes() + _waiting_bytes(work) // len(there),
         "flops": cost.get("flops"),
         "moved_bytes": cost.get("bytes accessed"),
     }
+
+
+def _waiting_bytes(work: Any) -> int:
+    """Return the bytes of the batches that wait on the devices for their turn: the program knows only its own."""
+    return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(work._batches[1:]))
 
 
 def _trainable(shapes: dict[str, tuple[int, ...]]) -> int:

@@ -13,6 +13,8 @@ from duel.errors import UserError
 from duel.job import Job
 from duel.launch import cluster, fit, submit
 from duel.launch.fit import Cell, Found
+from duel.measure.batches import POOL_BATCHES
+from duel.measure.growing import repeated
 from duel.results import Results
 from duel.tries import expected_batch, next_batch
 
@@ -40,6 +42,15 @@ def test_the_twins_own_programs_compile_for_a_chip_that_is_not_here(
     assert 0 < found.planned_bytes < CHIPS[chip].memory_bytes
     assert found.flops
     assert found.versions["libtpu"]
+
+
+def test_batches_that_wait_for_their_turn_take_memory_too(python: str) -> None:
+    """GCN's one graph is nearly all that its inference has on the chip, eight times."""
+    found = fit.compiled(Cell("v5e", "gcn", INFERENCE, "full", "fp32", 1), python, 300)
+    nodes = 4 * 2708 * 1433
+    assert (found.planned_bytes or 0) > 8 * nodes
+    pool = repeated(BENCHMARKS["mnist"], "tiny", 4)
+    assert [batch.inputs[0].shape for batch in pool.batches] == [(4, 1, 28, 28)] * POOL_BATCHES
 
 
 def test_a_program_that_does_not_fit_is_told_by_how_much(python: str) -> None:

@@ -40,13 +40,14 @@ def rows(run: Run, planned: Sequence[Row]) -> Iterator[Row]:
 
 
 def repeated(benchmark: Benchmark, size: str, batch_size: int) -> batches.Pool:
-    """Return a pool of one batch, whose samples are all the same and take the memory of one on the host."""
+    """Return a pool of as many batches as a row has, whose samples are all the same: one in the host's memory."""
     made = dataclasses.replace(benchmark, dataset=SYNTHETIC)
     one = batches.pool(made, size, 1, 0, Path()).batches[0]
     arrays = [np.broadcast_to(array, (batch_size, *array.shape[1:])) for array in (*one.inputs, one.labels)]
-    return batches.Pool((batches.Batch(tuple(arrays[:-1]), arrays[-1]),), None, SYNTHETIC, True, "")
+    batch = batches.Batch(tuple(arrays[:-1]), arrays[-1])
+    return batches.Pool((batch,) * batches.POOL_BATCHES, None, SYNTHETIC, True, "")
 
 
 def load(m: Measurement) -> Columns:
-    """Put weights and one batch on the device, as a training has it there."""
+    """Put weights and as many batches as a measured row has on the device."""
     return preparing.load(m, repeated(m.benchmark, str(m.row.size), m.row.batch_size or 0))

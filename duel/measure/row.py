@@ -48,7 +48,7 @@ STAGES: dict[str, tuple[Stage, ...]] = {
     "": (*_DEVICE, ("", proving.prove)),
     "fitting": (
         *_DEVICE,
-        ("making weights and one batch", growing.load),
+        ("making weights and batches", growing.load),
         *_START[2:4],
         ("", timed.memory),
     ),
