@@ -15,7 +15,7 @@ def loops(setting: Setting) -> dict[str, Callable[[int], None]]:
     """Return "copy" and "matmul" of ``duel.measure.ceilings``, under the policy in force."""
     kind = setting.device.kind
     device = jax.local_devices(backend=kind)[0]
-    source = jax.device_put(jnp.ones(ceilings.COPIED[kind], jnp.float32), device)
+    source = jax.device_put(jnp.ones(ceilings.copied(kind), jnp.float32), device)
     width = ceilings.WIDTHS[kind]
     matrix = jax.random.normal(jax.device_put(jax.random.key(0), device), (width, width), jnp.float32)
     matrix = matrix.astype(COMPUTE.get(setting.precision) or jnp.float32)

@@ -15,7 +15,7 @@ def loops(setting: Setting) -> dict[str, Callable[[int], None]]:
     kind, device = setting.device.kind, devices.native(setting.device)
     if kind == "tpu":  # torch_xla would record the rounds and run them as one program
         return {}
-    source = torch.ones(ceilings.COPIED[kind], device=device)
+    source = torch.ones(ceilings.copied(kind), device=device)
     width = ceilings.WIDTHS[kind]
     matrix = torch.randn(width, width, device=device).to(COMPUTE.get(setting.precision, torch.float32))
 

@@ -1,5 +1,8 @@
 """What a step is held against: its FLOP, the bytes that it must move, and the nearer ceiling."""
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 
 from duel.catalogue import BENCHMARKS
@@ -43,6 +46,35 @@ def test_the_bound_is_the_ceiling_that_takes_longer() -> None:
     found = {"matmul_flops_per_second": 100.0, "copy_bytes_per_second": 10.0}
     assert ceilings.utilisation(found, 1000, 50, 20.0) == {"mfu": 0.5, "bound": "compute"}
     assert ceilings.utilisation(found, 1000, 500, 100.0) == {"mfu": 0.1, "bound": "memory"}
+
+
+@pytest.mark.parametrize(
+    ("caches", "memory", "megabytes"),
+    [
+        (["32768K"], 2**40, 128),
+        (["393216K", "393216K"], 2**40, 3072),  # two EPYC 9654
+        (["393216K", "393216K"], 2**33, 1024),
+        (["4096K"], 2**40, 64),
+        ([], 2**40, 64),  # a virtual machine that tells none
+    ],
+)
+def test_what_is_copied_on_cpus_is_larger_than_their_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caches: list[str], memory: int, megabytes: int
+) -> None:
+    for number, size in enumerate(caches):
+        for cpu in (2 * number, 2 * number + 1):
+            for index, (each, shared) in enumerate([("32K", cpu), ("1024K", cpu), (size, f"{2 * number}-")]):
+                folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
+                folder.mkdir(parents=True)
+                (folder / "size").write_text(f"{each}\n")
+                (folder / "shared_cpu_list").write_text(f"{shared}\n")
+    monkeypatch.setattr(ceilings, "CPUS", tmp_path)
+    monkeypatch.setattr(ceilings, "usable_cpus", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr(ceilings.device, "cpu", lambda: dataclasses.replace(CPU, memory_bytes=memory))
+    ceilings.copied.cache_clear()
+    assert ceilings.copied("cpu") * 4 == megabytes * 2**20
+    assert ceilings.copied("gpu") == ceilings.COPIED["gpu"]
+    ceilings.copied.cache_clear()
 
 
 def test_the_ceiling_is_the_best_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,27 @@ Work is compared with them: its model FLOP utilisation, and which of the two bou
 doi:10.1145/1498765.1498785).
 """
 
+import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from duel.catalogue import SGD, Citations, Images, Molecules, Tokens
+from duel.measure import device
 from duel.measure.device import Setting
+from duel.measure.probes import usable_cpus
 
-# By kind of device: elements of the copied array, and width of the matrices. Larger than caches, done within a second.
+# By kind of device: elements of the copied array, on CPUs at least, and width of the matrices. Larger than caches, done
+# within a second.
 COPIED = {"cpu": 2**24, "gpu": 2**28, "tpu": 2**28, "mps": 2**26}
 WIDTHS = {"cpu": 1024, "gpu": 8192, "tpu": 8192, "mps": 4096}
 SECONDS, BLOCK_SECONDS = 1.0, 0.05
+CACHES = 4  # times the CPUs' last-level caches that a copied array takes, up to a share of the memory
+MEMORY_SHARE = 1 / 8
+CPUS = Path("/sys/devices/system/cpu")
 # Loops of a side: each takes a number of rounds, runs them, and waits for the last.
 Loops = dict[str, Callable[[int], None]]
 
@@ -24,9 +33,30 @@ def measure(loops: Loops, setting: Setting, thorough: bool = True) -> dict[str, 
     """Return the row's columns for the ceilings: the best of the blocks that fit in a second, or in a fifth of one."""
     kind, seconds = setting.device.kind, SECONDS if thorough else SECONDS / 5
     return {
-        "copy_bytes_per_second": 2 * 4 * COPIED[kind] * _best(loops["copy"], seconds),  # read and written
+        "copy_bytes_per_second": 2 * 4 * copied(kind) * _best(loops["copy"], seconds),  # read and written
         "matmul_flops_per_second": 2 * WIDTHS[kind] ** 3 * _best(loops["matmul"], seconds),
     }
+
+
+@functools.cache
+def copied(kind: str) -> int:
+    """Return how many float32 numbers are copied on a device of ``kind``."""
+    if kind != "cpu":
+        return COPIED[kind]
+    most = MEMORY_SHARE * (device.cpu().memory_bytes or 0)
+    return int(min(max(4 * COPIED[kind], CACHES * _caches_bytes()), most)) // 4
+
+
+def _caches_bytes() -> int:
+    """Return the bytes of the last-level caches of the CPUs that this process may use; 0 if the kernel tells none."""
+    found: dict[str, int] = {}
+    for cpu in usable_cpus():
+        with contextlib.suppress(OSError, ValueError):
+            folders = sorted((CPUS / f"cpu{cpu}" / "cache").glob("index*"), key=lambda path: int(path.name[5:]))
+            for last in folders[-1:]:
+                kibibytes = (last / "size").read_text().strip().removesuffix("K")
+                found[(last / "shared_cpu_list").read_text()] = int(kibibytes) * 1024
+    return sum(found.values())
 
 
 def _best(loop: Callable[[int], None], at_most: float = SECONDS) -> float:
