@@ -29,10 +29,15 @@ AT_END = TERMINAL - {LOST}  # a lost run may yet report again
 csv.field_size_limit(8 * files.RECORD_BYTES)  # whatever a row's file can hold can be read back from the table
 
 
-def read_rows(path: Path, strict: bool = True) -> list[Row]:
+RESTORE = "restore it from git, or from where it came"
+REMAKE = "delete it and run 'python main.py collect'"  # of results.csv, which is made from the runs
+
+
+def read_rows(path: Path, strict: bool = True, remedy: str = RESTORE) -> list[Row]:
     """Return the rows of a CSV file, none if it does not exist. Raises UserError if it is not one of ours.
 
-    A line that is not a row also raises it or, unless ``strict``, becomes a lost row with that cause.
+    A line that is not a row also raises it or, unless ``strict``, becomes a lost row with that cause. The error ends in
+    the ``remedy``.
     """
     try:
         with files.opened(path) as data:
@@ -48,7 +53,7 @@ def read_rows(path: Path, strict: bool = True) -> list[Row]:
     except FileNotFoundError:
         return []
     except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}: damaged: {error}; delete it and run 'python main.py collect'") from error
+        raise UserError(f"{path}: damaged: {error}; {remedy}") from error
 
 
 def _ordered(texts: list[str], order: list[int | None]) -> list[str]:
@@ -95,7 +100,7 @@ HEADER = _lines([COLUMNS])
 def merge(results: Results, check: bool = False) -> list[Row]:
     """Bring results.csv up to date and return all its rows. ``check`` is as in ``update``."""
     update(results, check=check)
-    return read_rows(results.csv, strict=False)
+    return read_rows(results.csv, strict=False, remedy=REMAKE)
 
 
 def rows_of(results: Results, run_ids: Collection[str]) -> list[Row]:
@@ -106,7 +111,7 @@ def rows_of(results: Results, run_ids: Collection[str]) -> list[Row]:
     with index.opened(results) as (known, table):
         if known.places:
             return [row for run_id in known.related(run_ids) for row in _read(table, known.places[run_id])]
-    rows = read_rows(results.csv, strict=False)
+    rows = read_rows(results.csv, strict=False, remedy=REMAKE)
     groups = _groups(row for row in rows if row.run_id in run_ids)
     return [row for row in rows if row.run_id in run_ids or row.group in groups]
 
@@ -167,9 +172,20 @@ def _update(results: Results, check: bool) -> Update:
 def archived(results: Results) -> dict[str, Path]:
     """Return the archive of each run that is in one (``duel.launch.archive``)."""
     found: dict[str, Path] = {}
-    for path in sorted((results.folder / "archive").glob("*.csv")):
-        found |= {str(row.run_id): path.with_suffix(".tar.gz") for row in read_rows(path, strict=False)}
+    for path in _archives(results):
+        found |= {str(row.run_id): path.with_suffix(".tar.gz") for row in _archived_rows(path)}
     return found
+
+
+def _archives(results: Results) -> list[Path]:
+    """Return the tables of all archives."""
+    return sorted((results.folder / "archive").glob("*.csv"))
+
+
+def _archived_rows(path: Path) -> list[Row]:
+    """Return the rows in the table of an archive. Raises UserError if it is not one of ours."""
+    remedy = f"unpack {path.stem}.tar.gz, which is beside it, into results/runs, then delete both"
+    return read_rows(path, strict=False, remedy=remedy)
 
 
 def _removed(results: Results, runs: Container[str]) -> dict[str, list[Row]]:
@@ -178,10 +194,10 @@ def _removed(results: Results, runs: Container[str]) -> dict[str, list[Row]]:
     Raises UserError if one of these is not one of ours.
     """
     found: dict[str, dict[int | None, Row]] = {}
-    for path in (results.csv, *sorted((results.folder / "archive").glob("*.csv"))):
-        for row in read_rows(path, strict=False):
-            if row.run_id and row.run_id not in runs:
-                found.setdefault(row.run_id, {})[row.row] = row
+    known = [read_rows(results.csv, strict=False, remedy=REMAKE), *map(_archived_rows, _archives(results))]
+    for row in (row for rows in known for row in rows):
+        if row.run_id and row.run_id not in runs:
+            found.setdefault(row.run_id, {})[row.row] = row
     return {run_id: list(rows.values()) for run_id, rows in found.items()}
 
 

@@ -16,6 +16,8 @@ from golden import regenerate
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duel import table
+from duel.errors import UserError
 from duel.files import locked, process_started, write_atomically
 from duel.job import Job
 from duel.record import CELL, LEARNED, NOT_YET, Row
@@ -146,6 +148,18 @@ def test_a_foreign_csv_is_refused_not_overwritten(results: Results) -> None:
     with pytest.raises(ValueError, match="not a table of rows; delete it"):
         merge(results)
     assert results.csv.read_text() == "a,b\n1,2\n"
+
+
+def test_only_the_table_that_can_be_made_again_is_to_be_deleted(results: Results) -> None:
+    new_run(results)
+    merge(results)
+    for folder, advice in (("published/cpu", "restore it from git"), ("archive", "unpack a.tar.gz")):
+        path = results.folder / folder / ("a.csv" if folder == "archive" else "results.csv")
+        path.parent.mkdir(parents=True)
+        path.write_text("<<<<<<< HEAD\n")
+        with pytest.raises(UserError, match=advice) as said:
+            table.archived(results) if folder == "archive" else table.read_rows(path)
+        assert "collect" not in str(said.value)
 
 
 def test_a_damaged_file_is_a_lost_row_and_hides_no_other_run(results: Results) -> None:

@@ -8,7 +8,7 @@ from duel.launch import archive, queue
 from duel.record import COLUMNS
 from duel.results import Results, Run
 from duel.states import TERMINAL
-from duel.table import archived, evidence, merge, read_rows, update
+from duel.table import REMAKE, archived, evidence, merge, read_rows, update
 from duel.terminal import Table
 
 OK, DIFFERS, UNKNOWN = "ok", "DIFFERS", "not known"
@@ -31,7 +31,7 @@ def verify(run: Run, results: Results) -> tuple[Table, bool]:
 def check(results: Results) -> list[str]:
     """Read every run and archive again, correct results.csv, and return what was inconsistent."""
     update(results)
-    before = {(row.run_id, row.row): row.to_csv() for row in read_rows(results.csv, strict=False)}
+    before = {(row.run_id, row.row): row.to_csv() for row in read_rows(results.csv, strict=False, remedy=REMAKE)}
     found = []
     for row in merge(results, check=True):
         what = f"{row.run_id}, row {row.row}"
