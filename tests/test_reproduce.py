@@ -94,3 +94,9 @@ def test_an_archive_has_everything_with_checksums(records: Records, tmp_path: Pa
     assert any(name.startswith("code-") for name in names)
     with pytest.raises(UserError, match=r"commit 000000000000.*is not in this clone"):
         bundle.write(records, tmp_path / "bundles", print)
+    kept = tmp_path / "kept"
+    kept.write_text("kept")
+    received = [dataclasses.replace(row, git_sha=f"--output={kept}") for row in records.rows]
+    with pytest.raises(UserError, match="is not in this clone"):
+        bundle.write(dataclasses.replace(records, rows=received), tmp_path / "bundles", print)
+    assert kept.read_text() == "kept"

@@ -52,7 +52,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _code(commit: str) -> bytes:
     """Return the code at ``commit`` as a tar archive."""
-    found = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
+    command = ["git", "archive", "--end-of-options", commit]  # a received set may hold anything
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     if found.returncode:
         raise UserError(f"commit {commit[:12]}, used for some rows, is not in this clone; try 'git fetch --unshallow'")
     return found.stdout
