@@ -158,3 +158,14 @@ def test_a_slower_start_is_made_up_for_after_some_steps() -> None:
     assert found.break_even_steps == pytest.approx(2.0 / 0.01)
     (never,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.005))
     assert never.break_even_steps is None
+@pytest.mark.parametrize("name", ["packages_sha256", "code_sha256", "switches", "framework_version"])
+def test_a_run_that_continued_otherwise_than_it_began_makes_no_ratio(name: str) -> None:
+    """As after 'make envs' or 'tune': each part is alike within itself."""
+    rows = [row.replace(attempt=1 + (row.repeat or 0) // 4) for row in sides([1.5] * 8)]
+    changed = [row.replace(**{name: "other"}) if row.attempt == 2 else row for row in rows]
+    (found,) = outcomes(changed)
+    assert found.verdict == f"no ratio: COMPARABLE, but repeats differ: {name} of jax, {name} of pytorch"
+    (moved,) = outcomes([row.replace(device_id="another") if row.attempt == 2 else row for row in rows])
+    assert moved.found is not None
+
+

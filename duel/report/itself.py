@@ -14,16 +14,8 @@ from duel.report import ratios
 from duel.report.ratios import Estimate
 
 # What processes of one point have in common; sessions that differ in it are kept apart.
-ALIKE = (
-    "code_sha256",
-    "framework_version",
-    "python_version",
-    "packages_sha256",
-    "switches",
-    "variables",
-    "execution",
-    "device_name",
-)
+VERSIONS = ("code_sha256", "framework_version", "python_version", "packages_sha256")
+ALIKE = (*VERSIONS, "switches", "variables", "execution", "device_name")
 
 
 @dataclass(frozen=True)
@@ -38,6 +30,21 @@ class Itself:
     def differs(self) -> bool:
         """Whether the interval excludes 1, which happens by chance in 5 % of cases."""
         return not self.found.low <= 1.0 <= self.found.high
+
+
+def versions(pair: tuple[Row, Row]) -> tuple[object, ...]:
+    """Return the code and the versions of both sides, which all modes that are compared must have in common."""
+    return tuple(getattr(row, name) for row in pair for name in VERSIONS)
+
+
+def changes(pairs: Sequence[tuple[Row, Row]], columns: Sequence[str]) -> list[str]:
+    """Return which of ``columns`` differ among the rows of a side."""
+    return [
+        f"{name} of {side[0].framework}"
+        for side in zip(*pairs, strict=True)
+        for name in columns
+        if len({getattr(row, name) for row in side}) > 1
+    ]
 
 
 def across(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]], framework: str) -> Itself | None:

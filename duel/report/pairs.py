@@ -11,21 +11,12 @@ from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, FIT, PRESETS, SESSION_SE
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
 from duel.record import Row
 from duel.report import ratios
-from duel.report.itself import noise_floor
+from duel.report.itself import ALIKE, changes, noise_floor
 from duel.report.ratios import Pair, Ratio
 from duel.states import TERMINAL
 
-# The same in all repeats of one side.
-UNCHANGED = (
-    "cell",
-    "framework_version",
-    "python_version",
-    "packages_sha256",
-    "switches",
-    "variables",
-    "execution",
-    "device_id",
-)
+# The same in all repeats of one side, before and after an interruption; the device need not be.
+UNCHANGED = ("cell", *(name for name in ALIKE if name != "device_name"))
 EQUAL = f"equal within {round(100 * (ratios.EQUAL - 1))} %"
 UNDECIDED = "undecided"
 INDICATIVE = "indicative"
@@ -221,7 +212,8 @@ def outcome(pairs: Session, there: set[int]) -> Outcome:
     if bad := [text for pair in pairs for row in pair if (text := no_figure(row))]:
         return Outcome([pairs], why="; ".join(bad))
     parts = _parts(pairs)
-    if changed := [name for part in parts for name in changes(part, UNCHANGED)]:
+    moved = [name for part in parts for name in changes(part, ["device_id"])]
+    if changed := changes(pairs, UNCHANGED) + moved:
         return Outcome([pairs], why=f"{COMPARABLE}, but repeats differ: {', '.join(changed)}")
     return claim(split(parts))
 
@@ -307,16 +299,6 @@ def _far(session: Session) -> list[str]:
                 f"{row.framework} at place {place + 1} of {row.run_id}: {figures[place]:.4g}, the others {near}"
             )
     return names
-
-
-def changes(pairs: Session, columns: Sequence[str]) -> list[str]:
-    """Return which of ``columns`` differ among the rows of a side."""
-    return [
-        f"{name} of {side[0].framework}"
-        for side in zip(*pairs, strict=True)
-        for name in columns
-        if len({getattr(row, name) for row in side}) > 1
-    ]
 
 
 def split(groups: Sequence[Session]) -> list[Session]:

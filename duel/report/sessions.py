@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from duel.catalogue import CLAIM_PAIRS, PRESETS
-from duel.report.itself import ALIKE
-from duel.report.pairs import Outcome, changes, claim, in_turn, outcomes, split
+from duel.report.itself import ALIKE, changes
+from duel.report.pairs import Outcome, claim, in_turn, outcomes, split
 from duel.results import Results
 from duel.states import TERMINAL
 from duel.table import rows_of
