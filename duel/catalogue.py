@@ -107,6 +107,10 @@ class Preset:
     calls: int = 1000
     thorough: bool = True
 
+    def pairs_in(self, sessions: int) -> int:
+        """Return the pairs of each of so many ``sessions``: its share, or all where these make no claim together."""
+        return math.ceil(self.pairs / sessions) if sessions >= CLAIM_SESSIONS else self.pairs
+
 
 # Other common names of benchmarks.
 ALIASES: Mapping[str, str] = MappingProxyType({"vit_base": "vit_b16", "nlp": "gpt2", "gnn": "graphnet"})

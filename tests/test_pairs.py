@@ -115,22 +115,27 @@ def test_what_neither_side_can_do_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratios", "change", "stands_on"),
+    ("ratios", "change", "stands_on", "there", "how"),
     [
-        ([1.5], {}, "one pair, measured in turn"),
-        ([1.5], {"run_id": "other"}, "one process each, not in turn"),
-        ([1.5, 6.0], {}, "2 pairs, measured in turn"),
-        ([1.5, 6.0], {"run_id": "other"}, "2 processes each, not in turn"),
+        ([1.5], {}, "one pair, measured in turn", "1 pair in 1 session", "repeat the command in another hour"),
+        ([1.5], {"run_id": "other"}, "one process each, not in turn", "1 pair in 1 session", "--paired"),
+        ([1.5, 6.0], {}, "2 pairs, measured in turn", "2 pairs in 1 session", "repeat the command in another hour"),
+        ([1.5, 6.0], {"run_id": "other"}, "2 processes each, not in turn", "2 pairs in 1 session", "--paired"),
     ],
 )
 def test_too_few_pairs_make_an_indicative_ratio_and_no_claim(
-    ratios: list[float], change: dict[str, str], stands_on: str
+    ratios: list[float], change: dict[str, str], stands_on: str, there: str, how: str
 ) -> None:
     (found,) = outcomes(sides(ratios, **change))
     ratio = "1.5" if len(ratios) == 1 else "3"  # the geometric mean
     assert found.verdict == f"indicative: JAX / PyTorch {ratio} ({stands_on}, no interval: not a verdict)"
     assert (found.found, found.faster, found.short) == (None, "", f"indicative: JAX / PyTorch {ratio}")
-    assert found.why.endswith("4 are needed: --paired and preset standard or publication")
+    assert found.why == f"COMPARABLE, but {there}; 4 pairs in one session or 3 sessions are needed: {how}"
+
+
+def test_pairs_of_a_preset_that_claims_nothing_need_another_preset() -> None:
+    (found,) = outcomes([row.replace(preset="smoke") for row in sides([1.5])])
+    assert found.why.endswith("are needed: preset standard or publication")
 
 
 def test_pairs_that_are_not_comparable_have_no_indicative_ratio_either() -> None:
@@ -153,11 +158,6 @@ def test_repeats_of_a_side_must_have_been_alike() -> None:
     assert found.verdict == "no ratio: COMPARABLE, but repeats differ: packages_sha256 of jax"
 
 
-def test_a_slower_start_is_made_up_for_after_some_steps() -> None:
-    (found,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.02))
-    assert found.break_even_steps == pytest.approx(2.0 / 0.01)
-    (never,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.005))
-    assert never.break_even_steps is None
 @pytest.mark.parametrize("name", ["packages_sha256", "code_sha256", "switches", "framework_version"])
 def test_a_run_that_continued_otherwise_than_it_began_makes_no_ratio(name: str) -> None:
     """As after 'make envs' or 'tune': each part is alike within itself."""
@@ -169,3 +169,8 @@ def test_a_run_that_continued_otherwise_than_it_began_makes_no_ratio(name: str) 
     assert moved.found is not None
 
 
+def test_a_slower_start_is_made_up_for_after_some_steps() -> None:
+    (found,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.02))
+    assert found.break_even_steps == pytest.approx(2.0 / 0.01)
+    (never,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.005))
+    assert never.break_even_steps is None

@@ -130,6 +130,7 @@ def test_sessions_of_one_pair_each_are_enough_from_three_on() -> None:
     assert (outcome.kind, outcome.reach, outcome.floor) == ("JAX is faster", "over 3 sessions", None)
     (outcome,) = found(*each[:2])
     assert (outcome.found, outcome.kind) == (None, "indicative")
+    assert "but 2 pairs in 2 sessions; 4 pairs in one session or 3 sessions are needed: repeat the" in outcome.why
 
 
 @pytest.mark.parametrize("pairs", [2, 3])
@@ -263,8 +264,9 @@ def test_rows_without_times_are_one_session(tmp_path: Path, started: str | None)
     assert len(over_sessions(outcomes(judged(read_rows(tmp_path / "results.csv"))))) == 1
 
 
-def test_sessions_share_the_pairs_and_begin_apart(main: Main) -> None:
-    asked = ("--benchmark", "mnist,gcn", "--use_case", "1", "--paired", "--sessions", "3", "--spacing", "90m")
+@pytest.mark.parametrize(("number", "pairs"), [(2, 4), (3, 2)])  # two alone claim nothing together
+def test_sessions_share_the_pairs_and_begin_apart(main: Main, number: int, pairs: int) -> None:
+    asked = ("--benchmark", "mnist,gcn", "--use_case", "1", "--paired", "--sessions", str(number), "--spacing", "90m")
     said = main(*asked, "--dry_run")
     assert said.returncode == 0, said.stderr
     assert "24 rows in 6 scripts" in said.stdout

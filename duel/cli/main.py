@@ -63,7 +63,7 @@ def _submit_options(parser: Parser) -> None:
         "--sessions",
         type=sessions,
         metavar="N",
-        help="with --paired: spread the preset's pairs over N sessions (default: 1)",
+        help="with --paired: measure in N sessions; three or more share the preset's pairs (default: 1)",
     )
     start.add_argument(
         "--spacing", type=spacing, metavar="TIME", help="time from one session's start to the next (default: 2h)"

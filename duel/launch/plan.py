@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import math
 from typing import Any
 
 from duel import modes
@@ -72,14 +71,12 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
 
 
 def _of_session(planned: list[Job], session: int, args: argparse.Namespace) -> list[Job]:
-    """Return ``planned`` as session number ``session``, counted from 0, with its share of the preset's pairs."""
+    """Return ``planned`` as session number ``session``, counted from 0."""
     if not args.sessions:
         return planned
     delay = session * (args.spacing or SPACING)
     return [
-        dataclasses.replace(
-            job, session=session + 1, delay=delay, pairs=math.ceil(PRESETS[job.preset].pairs / args.sessions)
-        )
+        dataclasses.replace(job, session=session + 1, delay=delay, pairs=PRESETS[job.preset].pairs_in(args.sessions))
         for job in planned
     ]
 

@@ -231,21 +231,33 @@ def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
     pairs = [pair for session in sessions for pair in session]
     mean = math.exp(statistics.fmean(logs(pairs)))
     if len(sessions) < CLAIM_SESSIONS and len(pairs) < CLAIM_PAIRS:
-        return Outcome(sessions, why=_too_few(pairs), indicative=mean, apart=list(apart))
+        return Outcome(sessions, why=_too_few(sessions), indicative=mean, apart=list(apart))
     try:
         found = ratios.ratio([_in_order(session) for session in sessions])
-    except ValueError as error:  # such as two sessions of two pairs each
-        return Outcome(sessions, why=str(error), indicative=mean, apart=list(apart))
+    except ValueError:  # such as two sessions of two pairs each
+        return Outcome(sessions, why=_too_few(sessions), indicative=mean, apart=list(apart))
     far = [name for session in sessions for name in _far(session)]
     return Outcome(sessions, found, noise_floor(sessions), far=far, apart=list(apart))
 
 
-def _too_few(pairs: Session) -> str:
+def _too_few(sessions: list[Session]) -> str:
+    """Return how many pairs and sessions there are, how many a claim takes, and how to measure them."""
+    pairs = [pair for session in sessions for pair in session]
     preset = PRESETS.get(str(pairs[0][0].preset))
-    more = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
-    alone = "" if preset is None or preset.pairs < CLAIM_PAIRS else "--paired and "
-    count = f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"
-    return f"{COMPARABLE}, but {count}; {CLAIM_PAIRS} are needed: {alone}preset {' or '.join(more)}"
+    claiming = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
+    if preset is None or preset.name not in claiming:
+        how = f"preset {' or '.join(claiming)}"
+    elif not in_turn(pairs):
+        how = "--paired"
+    else:
+        how = "repeat the command in another hour"
+    there = f"{_counted(len(pairs), 'pair')} in {_counted(len(sessions), 'session')}"
+    needed = f"{CLAIM_PAIRS} pairs in one session or {CLAIM_SESSIONS} sessions are needed"
+    return f"{COMPARABLE}, but {there}; {needed}: {how}"
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number > 1)}"
 
 
 def _in_order(session: Session) -> list[Pair]:
