@@ -13,6 +13,7 @@ from duel.catalogue import CLAIM_SESSIONS
 from duel.errors import UserError
 from duel.report import ratios
 from duel.report.figure_data import label, work
+from duel.report.itself import level
 from duel.report.pairs import Outcome
 from duel.report.points import POINT, Line
 from duel.report.records import Records, published, stored
@@ -26,7 +27,10 @@ FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", f"equal within {round(100 
 
 @dataclass(frozen=True)
 class Change:
-    """The factor by which a throughput, or the ratio of both, has changed at a point. ``p`` is Holm-adjusted."""
+    """The factor by which a throughput, or the ratio of both, has changed at a point.
+
+    ``p`` is adjusted for all quantities at all points by Holm's method.
+    """
 
     line: Line
     quantity: str
@@ -77,17 +81,19 @@ def changes(before: Records, after: Records) -> tuple[list[Change], list[str]]:
         was = old.pop(key, None)
         if was is None:
             left_out.append(f"{_what(line)}: not in {before.name}")
-        elif min(len(outcome.sessions), len(was[0].sessions)) < CLAIM_SESSIONS or not (outcome.found and was[0].found):
+        elif not (_is_tested(outcome) and _is_tested(was[0])):
             left_out.append(f"{_what(line)}: both sets need {CLAIM_SESSIONS} sessions")
         else:
             tested += [(line, name, *_welch(_logs(was[0], name), _logs(outcome, name))) for name in QUANTITIES]
     left_out += [f"{_what(line)}: not in {after.name}" for _, line in old.values()]
-    found = []
-    for name in QUANTITIES:
-        mine = [one for one in tested if one[1] == name]
-        adjusted = ratios.holm([p for *_, p in mine])
-        found += [Change(*one[:-1], p) for one, p in zip(mine, adjusted, strict=True)]
+    found = sorted(corrected(tested), key=lambda change: QUANTITIES.index(change.quantity))
     return found, left_out
+
+
+def corrected(tested: Sequence[tuple[Line, str, float, float, float, float]]) -> list[Change]:
+    """Return the changes with their p adjusted for all that is ``tested``: any of it may give a false alarm."""
+    adjusted = ratios.holm([p for *_, p in tested])
+    return [Change(*one[:-1], p) for one, p in zip(tested, adjusted, strict=True)]
 
 
 def table(found: Sequence[Change], left_out: Sequence[str], before: str) -> Table:
@@ -96,7 +102,8 @@ def table(found: Sequence[Change], left_out: Sequence[str], before: str) -> Tabl
         interval = f"[{change.low:.3f}, {change.high:.3f}]"
         lines.append([_what(change.line), change.quantity, f"{change.factor:.3f}", interval, change.verdict])
     counts = {kind: sum(change.verdict == kind for change in found) for kind in (FASTER, SLOWER, SAME, UNDECIDED)}
-    title = f"Against {before}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    verdicts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    title = f"Against {before}: {verdicts or 'no point can be compared'}"
     return Table(
         ["point", "quantity", "factor", "95 % interval", "verdict"], lines, list(left_out), right=[2], title=[title]
     )
@@ -112,7 +119,7 @@ def _logs(outcome: Outcome, quantity: str) -> list[float]:
     if quantity == QUANTITIES[-1]:
         return [math.log(ratio) for ratio in outcome.session_ratios]
     side = QUANTITIES.index(quantity)
-    return [statistics.fmean(math.log(pair[side].throughput or math.nan) for pair in s) for s in outcome.sessions]
+    return [level([pair[side] for pair in session]) for session in outcome.sessions]
 
 
 def _welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float, float]:
@@ -128,9 +135,13 @@ def _welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, floa
 
 
 def _newest(records: Records) -> dict[tuple[object, ...], tuple[Outcome, Line]]:
-    """Return the outcomes by point; of several that were kept apart, the one measured last."""
-    found = sorted(records.found, key=lambda one: one[1].last_day)
+    """Return the outcomes by point: of several that were kept apart, the last one measured over enough sessions."""
+    found = sorted(records.found, key=lambda one: (_is_tested(one[0]), one[0].last_start))
     return {tuple(getattr(line, name) for name in (*POINT, "mode")): (outcome, line) for outcome, line in found}
+
+
+def _is_tested(outcome: Outcome) -> bool:
+    return outcome.found is not None and not outcome.found.within
 
 
 def _what(line: Line) -> str:

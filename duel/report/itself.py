@@ -56,11 +56,11 @@ def across(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]], framewo
     alike = len({tuple(getattr(row, name) for name in ALIKE) for row in rows}) == 1
     if not alike or min(len(one), len(other)) < CLAIM_SESSIONS:
         return None
-    means = [_level(first) - _level(second) for first, second in zip(one, other, strict=False)]
+    means = [level(first) - level(second) for first, second in zip(one, other, strict=False)]
     return Itself(framework, ratios.estimate(means), len(means))
 
 
-def _level(session: Sequence[Row]) -> float:
+def level(session: Sequence[Row]) -> float:
     """Return the mean logarithm of the throughput of ``session``."""
     return math.fsum(math.log(row.throughput or math.nan) for row in session) / len(session)
 

@@ -55,6 +55,11 @@ class Outcome:
         return self.sessions[0][0][0]
 
     @property
+    def last_start(self) -> str:
+        """When the last of its rows started, empty if that is not known."""
+        return max((row.started for pair in self.pairs for row in pair if row.started), default="")
+
+    @property
     def benchmark(self) -> str:
         """The benchmark with its size and precision."""
         return f"{self.row.benchmark} ({self.row.size}, {self.row.precision})"
