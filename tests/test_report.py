@@ -1,6 +1,5 @@
 """The report: planted records appear in the right figure with the right words, in files that others' programs read."""
 
-import argparse
 import csv
 import dataclasses
 import hashlib
@@ -11,20 +10,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import needs
 from playwright.sync_api import Browser, Page
-from test_comparability import alike, judged
+from test_comparability import judged
 from test_sessions import session
 
-from duel import table
-from duel.cli import commands
 from duel.errors import UserError
-from duel.launch import state
 from duel.record import Row
 from duel.report import document, latex, markdown, page, points, records
 from duel.report.pairs import outcomes
@@ -326,22 +321,3 @@ def test_croissant_finds_the_rows_that_it_describes(results: Results) -> None:
     assert hashlib.sha256(rows.read_bytes()).hexdigest() == file["sha256"]
     columns = {field["source"]["extract"]["column"] for field in described["recordSet"][0]["field"]}
     assert columns == set(pd.read_csv(rows).columns)
-
-
-def test_a_live_report_is_written_again_until_all_runs_have_ended(
-    results: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "evidence", lambda row, results: alike(row))
-    write_rows(results.csv, judged(point(1.5)))
-    page, slept = results.folder / "report" / "index.html", list[float]()
-    ends = iter([False, False, True])
-
-    def after(seconds: float) -> None:
-        slept.append(seconds)
-        assert 'http-equiv="refresh" content="30"' in page.read_text()
-
-    monkeypatch.setattr(state, "look", lambda results: SimpleNamespace(runs=[SimpleNamespace(ended=next(ends))]))
-    monkeypatch.setattr(commands.time, "sleep", after)
-    assert commands.report(argparse.Namespace(name=[], against=None, live=True), results) == 0
-    assert slept == [30, 30]
-    assert 'http-equiv="refresh"' not in page.read_text()

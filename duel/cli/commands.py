@@ -298,8 +298,7 @@ def report(args: argparse.Namespace, results: "Results") -> int:
     while True:
         running = [seen for seen in state.look(results).runs if not seen.ended]
         now = records.measured(results)
-        if now.found or not running:
-            document.write([now], folder, say, refresh=REFRESH_SECONDS if running else None)
+        document.write([now], folder, say, refresh=REFRESH_SECONDS if running else None)
         if not running:
             return 0
         time.sleep(REFRESH_SECONDS)

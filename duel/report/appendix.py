@@ -7,14 +7,15 @@ import os
 import types
 import typing
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duel.files import read_object
+from duel.files import Damaged, read_record
 from duel.record import COLUMNS, Row
-from duel.report.records import Records
+from duel.report.records import Records, seconds
 from duel.states import FINISHED
+from duel.terminal import warn
 
 LICENCES = "Duel and these records: MIT. JAX, Flax, Optax: Apache-2.0. PyTorch, torchvision: BSD-3-Clause."
 CROISSANT = "http://mlcommons.org/croissant/1.0"
@@ -25,15 +26,7 @@ def paragraphs(sets: Sequence[Records]) -> list[str]:
     texts = []
     for records in sets:
         rows = [row for row in records.rows if row.framework]
-        machine = _environment(records, rows)
-        cpu, device = machine.get("cpu") or {}, machine.get("device") or {}
-        memory = device.get("memory_bytes")
-        hardware = [str(rows[0].device_name if rows else "unknown device"), f"{cpu.get('model', 'unknown')} CPU"]
-        hardware += [f"{len(machine['usable_cpus'])} CPUs used"] if machine.get("usable_cpus") else []
-        hardware += [f"{memory / 2**30:.0f} GiB of memory"] if memory else []
-        texts.append(
-            f"Hardware of {records.name}: {', '.join(dict.fromkeys(hardware))}; {machine.get('platform', '')}."
-        )
+        texts += _hardware(records, rows)
         hours = [_hours(row) for row in rows]
         failed = [hour for hour, row in zip(hours, rows, strict=True) if row.status != FINISHED]
         cost = f"{sum(hours):.2f} device-hours in {len(rows)} rows"
@@ -106,18 +99,56 @@ def _type(hint: Any) -> str:
     return {int: "sc:Integer", float: "sc:Float", bool: "sc:Boolean"}.get(kinds[0], "sc:Text")
 
 
-def _environment(records: Records, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the environment of the first run that kept one, empty if none did."""
-    for run_id in dict.fromkeys(str(row.run_id) for row in rows):
-        path = Path(records.folder / "runs" / run_id / "environment.json")
-        if path.exists():
-            return read_object(path)
-    return {}
+@dataclass(frozen=True)
+class _Cpu:
+    model: str = "unknown"
+
+
+@dataclass(frozen=True)
+class _Device:
+    memory_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class _Environment:
+    """What is read of a run's environment.json."""
+
+    cpu: _Cpu | None = None
+    device: _Device | None = None
+    usable_cpus: list[int] | None = None
+    platform: str | None = None
+
+
+def _hardware(records: Records, rows: Sequence[Row]) -> list[str]:
+    """Return a sentence on each device, and on the machine of its first run that kept its environment."""
+    runs: dict[str, list[str]] = {}
+    for row in rows:
+        mine = runs.setdefault(str(row.device_name or "unknown device"), [])
+        if row.run_id and row.run_id not in mine[-1:]:
+            mine.append(row.run_id)
+    texts = []
+    for device, mine in runs.items():
+        machine = _environment(records, mine)
+        memory = machine.device.memory_bytes if machine.device else None
+        hardware = [device, f"{(machine.cpu or _Cpu()).model} CPU"]
+        hardware += [f"{len(machine.usable_cpus)} CPUs used"] if machine.usable_cpus else []
+        hardware += [f"{memory / 2**30:.0f} GiB of memory"] if memory else []
+        texts.append(f"Hardware of {records.name}: {', '.join(dict.fromkeys(hardware))}; {machine.platform or ''}.")
+    return texts
+
+
+def _environment(records: Records, runs: Sequence[str]) -> _Environment:
+    """Return the environment of the first of ``runs`` that kept one; those that are damaged are reported."""
+    for run_id in dict.fromkeys(runs):
+        try:
+            return read_record(records.folder / "runs" / run_id / "environment.json", _Environment)
+        except FileNotFoundError:
+            continue
+        except Damaged as error:
+            warn(f"{run_id}: {error}")
+    return _Environment()
 
 
 def _hours(row: Row) -> float:
     """Return the device-hours that ``row`` took."""
-    if not row.started or not row.ended:
-        return 0.0
-    seconds = (datetime.fromisoformat(row.ended) - datetime.fromisoformat(row.started)).total_seconds()
-    return seconds * (row.device_count or 1) / 3600
+    return seconds(row) * (row.device_count or 1) / 3600

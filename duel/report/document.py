@@ -40,7 +40,8 @@ from duel.report.records import Records
 def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], refresh: int | None = None) -> None:
     """Write the report of ``sets`` to ``folder``; its page reloads every ``refresh`` seconds.
 
-    Raises UserError if the folder cannot be written, or there are no pairs to report.
+    Raises UserError if the folder cannot be written, or if there are no pairs and no trainings to report. A report that
+    is to be written again waits for them.
     """
     found = [one for records in sets for one in records.found]
     profiled = [profile_data.profiled(records) for records in sets]
@@ -49,6 +50,8 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
         sides = dict.fromkeys(str(row.framework) for records in sets for row in records.rows if row.framework)
         there = f"there are only rows of {', '.join(sides)}" if len(sides) == 1 else "no row has a partner"
         raise UserError(f"nothing to report: {there}; 'main.py --paired' measures both sides")
+        if refresh:
+            return
     lines = [line for _, line in found]
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)

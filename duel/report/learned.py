@@ -141,6 +141,12 @@ def table(rows: Sequence[Row]) -> Table:
     notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
     notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
     notes += [f"no times or energy: the sides of seed {apart} ran on different machines or devices"] if apart else []
+    notes += [
+        f"damaged: {row.run_id}, row {row.row} does not say how many epochs it trained"
+        for mine in sides.values()
+        for row in mine
+        if row.trained_epochs is None
+    ]
     right = list(range(1, 1 + len(sides)))
     return Table(["mean over seeds", *sides], lines, notes, right=right, title=[verdict(rows)])
 
@@ -214,7 +220,7 @@ _LINES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
     ("lowest to highest", _range),
     ("top-5 accuracy", lambda rows: _percent(_mean(rows, "top5"))),
     ("held-out loss", _number("held_out_loss", "")),
-    ("epochs", lambda rows: f"{_mean(rows, 'trained_epochs'):g}"),
+    ("epochs", _number("trained_epochs", "")),
 ]
 _OF_MACHINE: list[tuple[str, Callable[[Sequence[Row]], str]]] = [  # what the machine decides, too
     ("training time", _number("training_seconds", "s")),

@@ -3,11 +3,13 @@
 import functools
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from duel.errors import UserError
+from duel.files import Damaged, fitting
 from duel.record import Row
 from duel.report import points
 from duel.report.figure_data import Curve
@@ -16,6 +18,7 @@ from duel.report.points import Line
 from duel.report.sessions import over_sessions
 from duel.results import Results
 from duel.table import merge, read_rows
+from duel.terminal import warn
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def stored(name: str, folder: Path) -> Records:
 
 def measured(results: Results, runs: Collection[str] | None = None) -> Records:
     """Return the records of results.csv, brought up to date, of all or some ``runs``. Raises UserError if empty."""
+    _curves.cache_clear()  # a live report reads them again
     rows = [row for row in merge(results) if runs is None or row.run_id in runs]
     if not rows:
         raise UserError("no records yet; 'python main.py --benchmark mnist --use_case 1 --paired' makes some")
@@ -74,15 +78,28 @@ def _records(name: str, folder: Path, rows: list[Row]) -> Records:
     return Records(name, folder, rows, list(zip(found, points.lines(found), strict=True)))
 
 
+@dataclass(frozen=True)
+class _Blocks:
+    """What is read of a row's timed blocks; only some have a loss."""
+
+    step: list[int | None] = field(default_factory=list)
+    loss: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """What is read of a line of samples.jsonl."""
+
+    row: int
+    blocks: _Blocks = field(default_factory=_Blocks)
+
+
 @functools.lru_cache(maxsize=1024)
 def _curves(run: Path) -> dict[int, Curve]:
     """Return the curve of each row, from samples.jsonl of a published run or metrics.jsonl of any other."""
-    found: dict[int, Curve] = {}
     if (run / "samples.jsonl").exists():
-        for stored in map(json.loads, (run / "samples.jsonl").read_text().splitlines()):
-            blocks = stored.get("blocks", {})
-            found[stored["row"]] = _known(zip(blocks.get("step", []), blocks.get("loss", []), strict=False))
-        return found
+        return _published_curves(run / "samples.jsonl")
+    found: dict[int, Curve] = {}
     events: list[dict[str, Any]] = Results(run.parent.parent).run(run.name).events()[0]
     for event in events:
         if event.get("event") == "block":
@@ -90,5 +107,30 @@ def _curves(run: Path) -> dict[int, Curve]:
     return found
 
 
+def _published_curves(file: Path) -> dict[int, Curve]:
+    """Return the curve of each row in ``file``; a line that is damaged is reported and left out."""
+    found: dict[int, Curve] = {}
+    for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
+        try:
+            samples = fitting(json.loads(text), _Samples, file.name)
+        except (ValueError, RecursionError) as error:
+            why = error if isinstance(error, Damaged) else f"damaged: {error}"
+            warn(f"{file.parent.name}/{file.name}, line {number}: {why}; its losses are left out")
+            continue
+        found[samples.row] = _known(zip(samples.blocks.step, samples.blocks.loss, strict=False))
+    return found
+
+
+def seconds(row: Row) -> float:
+    """Return how long ``row`` took; 0 if its times are not known or, which is reported, cannot be read."""
+    if not row.started or not row.ended:
+        return 0.0
+    try:
+        return (datetime.fromisoformat(row.ended) - datetime.fromisoformat(row.started)).total_seconds()
+    except (ValueError, TypeError):  # TypeError: one of them has a time zone
+        warn(f"{row.run_id}, row {row.row}: damaged: it started {row.started!r} and ended {row.ended!r}")
+        return 0.0
+
+
 def _known(pairs: Any) -> Curve:
-    return [(step, loss) for step, loss in pairs if loss is not None]
+    return [(step, loss) for step, loss in pairs if step is not None and loss is not None]
