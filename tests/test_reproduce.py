@@ -2,6 +2,8 @@
 
 import dataclasses
 import hashlib
+import math
+import random
 import subprocess
 import zipfile
 from pathlib import Path
@@ -14,12 +16,14 @@ from test_report import FULL, point, publish
 from test_sessions import session
 
 from duel.errors import UserError
+from duel.job import Job
 from duel.launch import reproduce
-from duel.report import bundle
+from duel.launch.schema import Cluster
+from duel.report import bundle, ratios
 from duel.report.figure_data import anchor
 from duel.report.pairs import Outcome, outcomes
 from duel.report.records import Records
-from duel.results import Results
+from duel.results import Results, Run
 
 
 @pytest.fixture
@@ -41,17 +45,22 @@ def test_each_point_with_a_ratio_is_listed_with_its_command(
     records: Records, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = reproduce.points(records, [], None)
-    assert [(p.line.benchmark, p.line.devices, p.job.pairs) for p in chosen] == [
-        *(("mnist", 1, 2), ("bert", 1, 4), ("mnist", 2, 2))  # what runs on one of two devices is measured beside it
+    assert [(p.line.benchmark, p.line.devices) for p in chosen] == [
+        *(("mnist", 1), ("bert", 1), ("mnist", 2))  # what runs on one of two devices is measured beside it
     ]
-    assert chosen[0].seconds == pytest.approx(2 * 2 * 19)
+    assert len(chosen[0].job.rows()) == 8
+    assert chosen[0].seconds == pytest.approx(8 * 19), "of the job, whatever the published sessions had"
     reproduce.show(records, chosen)
     said = capsys.readouterr().out
     assert "--benchmark mnist --use_case 1 --paired" in said
-    assert "--sessions 3" in said
+    assert "--sessions" not in said, "one session is what it runs, and what the minutes are of"
     assert "hours on planted" in said
     (one,) = reproduce.points(records, [anchor(chosen[1].line)], "h100")
     assert (one.line.benchmark, one.job.target) == ("bert", "h100")
+    reproduce.show(records, [one])
+    said = capsys.readouterr().out
+    assert "--target h100" in said
+    assert "--target local" not in said
     with pytest.raises(UserError, match=r"--point 'p1': not in planted; 'main\.py reproduce planted --dry_run' lists"):
         reproduce.points(records, ["p1"], None)
 
@@ -62,21 +71,93 @@ def test_each_point_with_a_ratio_is_listed_with_its_command(
         (1.501, {}, "agrees"),
         (1.6, {}, "differs"),
         (1.4, {"device_name": "another"}, "differs (on another)"),
+        (1.5, {"framework_version": "9.9"}, "agrees (with jax 9.9, pytorch 9.9)"),
     ],
 )
 def test_one_more_session_agrees_where_it_lies_in_the_prediction_interval(
     records: Records, ratio: float, change: dict[str, str], verdict: str
 ) -> None:
     first = reproduce.points(records, [], None)[0]
-    assert reproduce.judge(first, again(ratio, **change)) == (f"{ratio:.3f}", verdict)
+    found = reproduce.judge(first, again(ratio, **change))
+    assert found.ratio == f"{ratio:.3f}"
+    (word,) = reproduce.verdicts([found.p])
+    assert reproduce._with_reason(word, found) == verdict
+
+
+def test_p_is_five_percent_at_the_ends_of_the_prediction_interval(records: Records) -> None:
+    first = reproduce.points(records, [], None)[0]
+    assert first.line.another_low is not None
+    assert first.line.another_high is not None
+    for end in (first.line.another_low, first.line.another_high):
+        assert reproduce.judge(first, again(end)).p == pytest.approx(0.05)
+
+
+def test_a_perfect_reproduction_of_many_points_rarely_fails() -> None:
+    """Seventeen points of three sessions each: more than half of such sets have one outside its own interval."""
+    generator, runs, fails, outside = random.Random(0), 300, 0, 0
+    for _ in range(runs):
+        chances = []
+        for _ in range(17):
+            *sessions, more = (generator.gauss(0.3, 0.02) for _ in range(4))
+            found = ratios.ratio([[ratios.Pair(log, True)] for log in sessions])
+            assert found.another is not None
+            chances.append(ratios.chance_of_another(math.exp(more), found.ratio, found.another, 3))
+        said = reproduce.verdicts(chances)
+        fails += "differs" in said
+        outside += said != ["agrees"] * 17
+    assert fails / runs <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / runs)
+    assert outside / runs > 0.5
+
+
+def test_what_differs_for_its_point_alone_is_marked() -> None:
+    assert reproduce.verdicts([0.02, None, 0.5, 0.04]) == ["differs*", "no statement", "agrees", "differs*"]
+    assert reproduce.verdicts([0.002, None, 0.5, 0.04]) == ["differs", "no statement", "agrees", "differs*"]
+
+
+def test_each_job_runs_once_and_the_exit_code_is_of_all_points(
+    records: Records, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Points that were kept apart are measured by one job."""
+    first, *_ = reproduce.points(records, [], None)
+    rows = judged(session([1.6] * 4, 20.0, **FULL))
+    asked: list[Job] = []
+
+    def launch(jobs: list[Job], cluster: Cluster, results: Results, say: object) -> list[Run]:
+        asked.extend(jobs)
+        return [Run(Path(str(rows[0].run_id)))]
+
+    monkeypatch.setattr(reproduce.submit, "launch", launch)
+    monkeypatch.setattr(reproduce.manage, "wait", lambda runs, results: None)
+    monkeypatch.setattr(reproduce, "merge", lambda results: rows)
+    here: Any = (None, None, print)
+    assert not reproduce.reproduce([first, first], *here)
+    assert asked == [first.job]
+    assert "2 differs" in capsys.readouterr().out
+    rows = judged(session([1.5] * 4, 20.0, **FULL))
+    assert reproduce.reproduce([first], *here)
+    assert "chance alone: about 0.1 of 1 outside" in capsys.readouterr().out
 
 
 def test_nothing_is_stated_without_sessions_or_without_a_ratio(records: Records) -> None:
     chosen = reproduce.points(records, [], None)
-    assert reproduce.judge(chosen[1], again(1.1))[1] == "no statement: it was published from too few sessions"
-    assert reproduce.judge(chosen[0], None) == ("", "no statement: nothing was measured")
+    assert reproduce.judge(chosen[1], again(1.1)).why == "it was published from too few sessions"
+    assert reproduce.judge(chosen[0], None) == reproduce.Judged(why="nothing was measured")
     (barred,) = outcomes(judged([dataclasses.replace(row, restarts=1) for row in session([1.5] * 2, 20.0, **FULL)]))
-    assert reproduce.judge(chosen[0], barred)[1].startswith("no statement: NOT COMPARABLE: restarts")
+    assert reproduce.judge(chosen[0], barred).why.startswith("NOT COMPARABLE: restarts")
+
+
+def test_a_published_time_that_cannot_be_read_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = point(1.5)
+    rows[0] = rows[0].replace(started="yesterday")
+    (again,) = reproduce.points(publish(Results(tmp_path), rows), [], None)
+    assert again.seconds == pytest.approx(11 * 19 / 6 * 4)
+    assert f"{rows[0].run_id}, row 0: damaged: " in capsys.readouterr().err
+
+
+def test_a_set_without_ratios_says_so(tmp_path: Path) -> None:
+    young = publish(Results(tmp_path), point(1.5, 1, 1))
+    with pytest.raises(UserError, match=r"no point of planted has a ratio yet"):
+        reproduce.points(young, [], None)
 
 
 def test_an_archive_has_everything_with_checksums(records: Records, tmp_path: Path) -> None:

@@ -36,17 +36,23 @@ def paired_command(run: Run, pairs: list[tuple[Row, Row]], default_target: str |
         session=1,
         delay=0,
     )
-    return _spelled(job, default_target)
+    return spelled(job, default_target)
 
 
 def again(outcome: Outcome, default_target: str | None) -> str:
-    """Return the command that repeats the point of ``outcome`` in as many sessions of at least as many pairs."""
-    rows = [row for pair in outcome.pairs for row in pair]
-    command = _spelled(job_of(rows), default_target)
-    return f"{command} --sessions {len(outcome.sessions)}" if len(outcome.sessions) > 1 else command
+    """Return the command that repeats the point of ``outcome`` in as many sessions of at least as many pairs.
+
+    If so many sessions share the preset's pairs, each may have fewer; the command is then that of a single session.
+    """
+    job = job_of([row for pair in outcome.pairs for row in pair])
+    command, sessions = spelled(job, default_target), len(outcome.sessions)
+    preset = PRESETS.get(job.preset)  # None: another version's
+    if sessions == 1 or preset is None or preset.pairs_in(sessions) < max(map(len, outcome.sessions)):
+        return command
+    return f"{command} --sessions {sessions}"
 
 
-def _spelled(job: Job, default_target: str | None) -> str:
+def spelled(job: Job, default_target: str | None) -> str:
     """Return the command of ``job``, without options at their defaults and without ``default_target``."""
     defaults = {("--preset", "standard"), ("--precision", "fp32"), ("--nodes", "1"), ("--scaling", WEAK)}
     defaults.add(("--target", str(default_target)))

@@ -2,7 +2,7 @@
 
 A process gives one number, two consecutive processes a pair, and the pairs of one point that ran within the same hour
 a session. From three sessions on the unit is a session: the interval of a ratio is Student's t over their means, and
-covers what another hour would show. The pairs of one session only show what that hour was like. In simulations with
+includes how much sessions differ. The pairs of one session only show what that hour was like. In simulations with
 variation within processes, between them and between sessions, the first interval covers the true ratio as often as it
 claims and the second does not, however many pairs there are (docs/methodology.md).
 """
@@ -77,6 +77,13 @@ def ratio(sessions: Sequence[Sequence[Pair]]) -> Ratio:
     _, low, high = _exp(middle, half * math.sqrt(n + 1))  # t times the deviation times sqrt(1 + 1 / n)
     chance = _chance(middle, error, n - 1)
     return Ratio(*_exp(middle, half), n, pairs, chance, (low, high), math.expm1(deviation))
+
+
+def chance_of_another(ratio: float, middle: float, another: tuple[float, float], sessions: int) -> float:
+    """Return the two-sided p of the ``ratio`` of one more session, from the ratio of so many ``sessions`` and the
+    prediction interval of another. It is below 5 % exactly outside that interval."""
+    error = math.log(another[1] / another[0]) / 2 / _quantile(sessions - 1)
+    return _chance(math.log(ratio / middle), error, sessions - 1)
 
 
 def mean(pairs: Sequence[Pair]) -> float:
