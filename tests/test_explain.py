@@ -222,6 +222,9 @@ def test_what_a_mode_changes_is_told_of_the_side_whose_switches_it_turns() -> No
     (line,) = explain.switched([plain, turned])
     assert "PyTorch, default to default+compile: step 4 s to 2.5 s" in line
     assert line.endswith("idle -2 s, matrix product +500 ms")
+    row = turned.outcome.row.replace(framework_version="9.9")
+    newer = dataclasses.replace(turned, outcome=Outcome([[(row, row)]]))
+    assert explain.switched([plain, newer]) == [], "what a version changed is no switch's"
 
 
 def test_the_modules_of_a_table_add_up_however_many_there_are() -> None:

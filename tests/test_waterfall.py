@@ -32,8 +32,12 @@ def measured(ratios: dict[str, float], **point: Any) -> list[Row]:
     for mode, ratio in ratios.items():
         change = {"benchmark": "resnet50", "device_kind": "cpu", "mode": mode, "group": mode, "run_id": mode} | point
         near = sides([ratio, 1.01 * ratio, 0.99 * ratio, ratio])
-        rows += [dataclasses.replace(row, **change) for row in near]
+        rows += [dataclasses.replace(row, switches=switches(mode, str(row.framework)), **change) for row in near]
     return rows
+
+
+def switches(mode: str, framework: str) -> str:
+    return f"compile={'off' if framework == 'jax' or mode == 'default' else 'on'} threads=2"
 
 
 def told(ratios: dict[str, float], **point: Any) -> list[str]:
@@ -51,6 +55,23 @@ def test_one_switch_alone_is_the_whole_way_and_measured_once() -> None:
     assert whole.startswith("waterfall of resnet50 (full, fp32), per_sample_gradients_single, sum, batch size 64: JAX")
     assert " / PyTorch from 0.500 to 2.000, x 4.000 [3.9" in whole
     assert whole.endswith("], one switch: compile")
+
+
+@pytest.mark.parametrize(
+    ("framework", "found"), [("jax", "convolution=gradients"), ("pytorch", "compile=off aggregation=sparse threads=2")]
+)
+def test_one_switch_gets_nothing_of_what_a_search_chose(framework: str, found: str) -> None:
+    rows = measured({"default": 0.5, "tuned": 2.0}, use_case=3, product="sum")
+    searched = [
+        row.replace(switches=found) if (row.framework, row.mode) == (framework, "tuned") else row for row in rows
+    ]
+    assert waterfalls(outcomes(searched)) == []
+
+
+def test_a_waterfall_is_of_one_version() -> None:
+    rows = measured({"default": 0.5, "tuned": 2.0}, use_case=3, product="sum")
+    newer = [row.replace(framework_version="9.9") if row.mode == "tuned" else row for row in rows]
+    assert waterfalls(outcomes(newer)) == []
 
 
 def test_a_switch_that_needs_another_is_turned_on_behind_it_and_leaves_with_it() -> None:
@@ -100,6 +121,7 @@ def test_a_waterfall_with_a_mode_of_no_ratio_says_why() -> None:
     (said,) = waterfalls(outcomes(rows))
     assert said.startswith("no waterfall of resnet50 (full, fp32), train_single, batch size 64: mode tuned: NOT ")
     assert "NOT COMPARABLE: steady (" in said
+    assert waterfalls(outcomes(rows), missing=False) == []
 
 
 def test_a_waterfall_is_of_all_sessions_of_its_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def write_tables(folder: Path) -> None:
 
 def page(folder: Path) -> str:
     """Return README.md of a published folder: all of ratios.csv, and the waterfalls of its rows."""
-    lines = waterfalls(over_sessions(outcomes(read_rows(folder / "results.csv"))))
+    lines = waterfalls(over_sessions(outcomes(read_rows(folder / "results.csv"))), missing=False)
     fenced = ["", "```", *lines, "```"] if lines else []
     return "\n".join([f"# {folder.name}", "", markdown.table(points.read(folder / points.NAME)), *fenced, ""])
 

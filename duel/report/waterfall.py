@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duel import modes
-from duel.record import CELL
+from duel.record import CELL, Row
+from duel.report.itself import versions
 from duel.report.pairs import Outcome
 from duel.report.ratios import Estimate, change, estimate
 
@@ -41,18 +42,18 @@ def steps(found: Sequence[Outcome]) -> list[Step]:
     return [step for waterfall in _waterfalls(found) for step in waterfall.steps]
 
 
-def waterfalls(found: Sequence[Outcome]) -> list[str]:
-    """Return the lines to print for these points."""
-    return [line for waterfall in _waterfalls(found) for line in _lines(waterfall)]
+def waterfalls(found: Sequence[Outcome], missing: bool = True) -> list[str]:
+    """Return the lines to print for these points; with ``missing``, also why one has no waterfall."""
+    return [line for waterfall in _waterfalls(found) if missing or not waterfall.why for line in _lines(waterfall)]
 
 
 def _waterfalls(found: Sequence[Outcome]) -> list[Waterfall]:
-    """Return the waterfalls of ``found``; if a point was measured in a mode again, the last counts."""
+    """Return the waterfalls of ``found``, each of one version; if a mode was measured again, the last counts."""
     points: dict[tuple[object, ...], dict[str, Outcome]] = {}
     for outcome in found:
         row = outcome.row
-        point = tuple(getattr(row, name) for name in CELL if name not in ("framework", "mode"))
-        points.setdefault(point, {})[str(row.mode)] = outcome
+        point = [getattr(row, name) for name in CELL if name not in ("framework", "mode")]
+        points.setdefault((*point, *versions(outcome.pairs[0])), {})[str(row.mode)] = outcome
     made = [_waterfall(by_mode) for by_mode in points.values()]
     return [waterfall for waterfall in made if waterfall is not None]
 
@@ -65,7 +66,9 @@ def _waterfall(by_mode: dict[str, Outcome]) -> Waterfall | None:
     needed = modes.of_waterfall(turns)
     if not turns or not set(needed) <= set(by_mode):  # nothing to turn, or modes requested singly
         return None
-    default = by_mode[modes.DEFAULT]
+    default, tuned = by_mode[modes.DEFAULT], by_mode[modes.TUNED]
+    if len(turns) == 1 and _apart(default, tuned) != {turns[0].switch}:  # what a search chose may be another switch
+        return None
     for mode in needed:
         if by_mode[mode].found is None:
             return Waterfall(default, why=f"mode {mode}: {by_mode[mode].why}")
@@ -75,6 +78,16 @@ def _waterfall(by_mode: dict[str, Outcome]) -> Waterfall | None:
     first = [Step(default, t.switch, FIRST, change(of[t.first[0]], of[t.first[1]])) for t in turns]
     last = [Step(default, t.switch, LAST, change(of[t.last[0]], of[t.last[1]])) for t in turns]
     return Waterfall(default, ends, whole, first if len(turns) == 1 else first + last)
+
+
+def _apart(one: Outcome, other: Outcome) -> set[str]:
+    """Return the switches, of either framework, that differ between two modes."""
+    sides = zip(one.pairs[0], other.pairs[0], strict=True)
+    return {text.partition("=")[0] for before, after in sides for text in _switches(before) ^ _switches(after)}
+
+
+def _switches(row: Row) -> set[str]:
+    return set((row.switches or "").split())
 
 
 def _lines(found: Waterfall) -> list[str]:
