@@ -12,7 +12,7 @@ from test_comparability import alike, judged
 from test_pairs import sides
 from test_report import point
 
-from duel import certificate, table
+from duel import certificate, files, table
 from duel.catalogue import BENCHMARKS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
@@ -137,6 +137,38 @@ def test_what_is_published_again_is_added_and_nothing_is_taken_out(results: Resu
     assert (line.sessions, line.pairs, line.interval) == (3, 12, "over 3 sessions")
     with pytest.raises(UserError, match="everything that could be is already there"):
         publish(results, first, *others)
+
+
+def test_tables_that_a_killed_publish_left_are_remade_by_the_next(results: Results) -> None:
+    first, *others = sessions([1.5, 1.1, 1.3])
+    publish(results, first)
+    folder = results.folder / "published" / "cpu"
+    stale = {name: (folder / name).read_text() for name in ("README.md", points.NAME)}
+    publish(results, first, *others)
+    whole = {name: (folder / name).read_text() for name in stale}
+    for name, text in stale.items():  # as after a kill between the rows and the tables
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match="everything that could be is already there"):
+        publish(results, first, *others)
+    assert {name: (folder / name).read_text() for name in stale} == whole != stale
+
+
+def test_two_that_publish_at_once_wait_for_each_other(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = sessions([1.5, 1.1, 1.3])
+    write_rows(results.csv, [row for some in (first, *others) for row in some])
+
+    seen = []
+
+    def write(path: Path, rows: list[Row]) -> None:
+        with files.locked(results.folder / "published" / ".cpu.lock", wait=False) as held:
+            seen.append(held)
+        write_rows(path, rows)
+
+    monkeypatch.setattr(published, "write_rows", write)
+    published.publish("cpu", results, print)
+    assert seen == [None], "another one would read rows that are about to be replaced"
+    with files.locked(results.folder / "published" / ".cpu.lock", wait=False) as held:
+        assert held is not None
 
 
 def test_a_point_of_a_run_may_be_published_later_than_another(results: Results) -> None:

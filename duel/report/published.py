@@ -15,7 +15,7 @@ from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
-from duel import ROOT, certificate, profile
+from duel import ROOT, certificate, files, profile
 from duel.catalogue import CLAIM_PAIRS, PRESETS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
@@ -44,7 +44,16 @@ def publish(name: str, results: Results, say: Say) -> None:
     if not NAME.fullmatch(name):
         raise UserError(f"--name {name!r}: use at most 32 lower-case letters, digits, '-' and '_'")
     folder = results.folder / "published" / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with files.locked(folder.with_name(f".{name}.lock"), wait=True):
+        _publish(folder, results, say)
+
+
+def _publish(folder: Path, results: Results, say: Say) -> None:
+    """Add to the set in ``folder``; the caller holds its lock."""
     before, rows = read_rows(folder / "results.csv"), merge(results, check=True)
+    if before:
+        write_tables(folder)  # a kill may have left those of fewer rows
     new = _new(before, rows, results, say)
     (folder / "parity").mkdir(parents=True, exist_ok=True)
     for source, target in _certificates(before, new, results, folder).items():
@@ -179,8 +188,8 @@ def page(folder: Path) -> str:
 
 def summaries(results: Results) -> str:
     """Return README's section on everything that is published."""
-    files = sorted((results.folder / "published").glob(f"*/{points.NAME}"))
-    texts = (markdown.summary(points.read(file), f"results/published/{file.parent.name}") for file in files)
+    there = sorted((results.folder / "published").glob(f"*/{points.NAME}"))
+    texts = (markdown.summary(points.read(file), f"results/published/{file.parent.name}") for file in there)
     return "\n".join(texts)
 
 
