@@ -179,9 +179,8 @@ def test_a_framework_that_drifts_within_every_session_differs_from_itself() -> N
     assert (pytorch.differs, pytorch.found.ratio) == (False, pytest.approx(1.0))
     (line,) = points.lines([outcome])
     assert (line.jax_itself, line.pytorch_itself_low) == (jax.found.ratio, pytorch.found.low)
-    assert "JAX differs from itself at 1 of 1 points, PyTorch differs from itself at 0 of 1 points" in markdown.table(
-        [line]
-    )
+    shown = markdown.table([line])
+    assert "JAX differs from itself at 1 of 1 points, PyTorch differs from itself at 0 of 1 points" in shown
     (outcome,) = found(*each[:2])
     assert itself(outcome.sessions) == []
 
@@ -228,7 +227,7 @@ def test_many_comparisons_are_corrected_for_and_marked() -> None:
         measured += [session([mean] * 4, 2 * n, pair=f"p{number}") for n, mean in enumerate(means)]
     lines = points.lines(found(*measured))
     assert [line.marked for line in lines[:2]] == ["JAX is faster", "JAX is faster*"]
-    assert "not among all 12 points, by Holm's correction" in markdown.table(lines)
+    assert "A * after a verdict: shown for this point alone, not among all" in markdown.table(lines)
 
 
 def test_means_are_of_the_same_five_benchmarks_in_each_mode_and_one_that_carries_them_is_named() -> None:
@@ -269,10 +268,10 @@ def test_sessions_share_the_pairs_and_begin_apart(main: Main, number: int, pairs
     asked = ("--benchmark", "mnist,gcn", "--use_case", "1", "--paired", "--sessions", str(number), "--spacing", "90m")
     said = main(*asked, "--dry_run")
     assert said.returncode == 0, said.stderr
-    assert "24 rows in 6 scripts" in said.stdout
-    assert "3 sessions, 1.5 h from the start of one to the next" in said.stdout
-    for name in ("", "_session_2", "_session_3"):
-        assert f"slurm_scripts/paired_mnist_1_pairs_2{name}.sh" in said.stdout
+    assert f"{4 * number * pairs} rows in {2 * number} scripts" in said.stdout
+    assert f"{number} sessions, 1.5 h from the start of one to the next" in said.stdout
+    for name in ("", *(f"_session_{n}" for n in range(2, number + 1))):
+        assert f"slurm_scripts/paired_mnist_1_pairs_{pairs}{name}.sh" in said.stdout
 
 
 def test_on_slurm_each_session_has_its_begin_time_and_an_order_of_its_own() -> None:

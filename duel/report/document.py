@@ -9,11 +9,13 @@ croissant.json  metadata of the rows, in MLCommons' vocabulary
 """
 
 import csv
+import dataclasses
 import io
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,15 +45,16 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
     Raises UserError if the folder cannot be written, or if there are no pairs and no trainings to report. A report that
     is to be written again waits for them.
     """
+    sets = told_apart(sets)
     found = [one for records in sets for one in records.found]
     profiled = [profile_data.profiled(records) for records in sets]
     tables = _tables(sets, profiled)
     if not found and not tables["learning"]:
+        if refresh:
+            return
         sides = dict.fromkeys(str(row.framework) for records in sets for row in records.rows if row.framework)
         there = f"there are only rows of {', '.join(sides)}" if len(sides) == 1 else "no row has a partner"
         raise UserError(f"nothing to report: {there}; 'main.py --paired' measures both sides")
-        if refresh:
-            return
     lines = [line for _, line in found]
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
@@ -73,6 +76,20 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
     except OSError as error:
         raise UserError(f"cannot write the report to {folder}: {error.strerror or error}") from error
     say(f"{os.path.relpath(folder / 'index.html')}: {len(found)} points")
+
+
+def told_apart(sets: Sequence[Records]) -> list[Records]:
+    """Name the set in the lines of a device that several of ``sets`` have: their points are not the same."""
+    devices = Counter(name for records in sets for name in {line.device_name for line in records.lines})
+    found = []
+    for records in sets:
+        named = []
+        for outcome, line in records.found:
+            if devices[line.device_name] > 1:
+                line = dataclasses.replace(line, which=", ".join(filter(None, (line.which, f"set {records.name}"))))
+            named.append((outcome, line))
+        found.append(dataclasses.replace(records, found=named))
+    return found
 
 
 def _tables(sets: Sequence[Records], profiled: Sequence[profile_data.Found]) -> dict[str, list[Record]]:

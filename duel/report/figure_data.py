@@ -47,7 +47,7 @@ def label(line: Line) -> str:
     parts += [line.product] if line.product else []
     if (line.devices or 1) > 1:
         parts.append(f"{line.devices} devices, {line.scaling}")
-    parts += [f"{line.which} kept apart"] if line.which else []
+    parts += [line.which] if line.which else []
     return ", ".join(parts)
 
 
@@ -59,8 +59,8 @@ def work(line: Line) -> str:
 
 def point(line: Line) -> Record:
     """Return the fields that every record of a point has."""
-    names = ("device_name", "benchmark", "size", "precision", "product", "batch_size", "devices", "scaling", "mode")
-    values = {name: getattr(line, name) for name in names} | {"use_case": work(line)}
+    names = ("device_name", "benchmark", "size", "precision", "product", "which", "batch_size", "devices", "scaling")
+    values = {name: getattr(line, name) for name in (*names, "mode")} | {"use_case": work(line)}
     return values | {"point": label(line), "id": anchor(line)}
 
 

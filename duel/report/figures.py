@@ -37,9 +37,10 @@ Draw = Any  # Callable[[pd.DataFrame], Panels], with the name that every functio
 def ratios(data: pd.DataFrame) -> Panels:
     """JAX / PyTorch: its interval (thick), what another session may show (thin), and a tick for each session.
 
-    Gray: the noise floor of each point, and the band from 1/1.05 to 1.05.
+    Gray: the noise floor of each point, and the band from 1/1.05 to 1.05. A verdict with * counts as undecided.
     """
-    data = data.assign(kind=data.verdict.str.extract(f"^({'|'.join(VERDICTS)})", expand=False))
+    known = data.verdict.str.extract(rf"^({'|'.join(VERDICTS)})(?!\*)", expand=False)
+    data = data.assign(kind=known.fillna("undecided"))
     tip = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "verdict")
     panels = []
     for title, part in split(titled(data, "use_case"), "title"):
@@ -48,19 +49,17 @@ def ratios(data: pd.DataFrame) -> Panels:
         color = alt.Color("kind:N", title=None).scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
         lines = by_point(once).encode(yOffset=below("mode"))
         band = pd.DataFrame({"low": [1 / EQUAL], "high": [EQUAL]})
+        floors = lines.transform_calculate(below="1 / datum.floor").mark_bar(opacity=0.2, color="gray")
+        ticks = by_point(part).mark_tick(opacity=0.7, height=7)
+        points = lines.mark_point(size=45, filled=True, opacity=1)
         layers = [
             alt.Chart(band).mark_rect(opacity=0.1, color="gray").encode(x="low:Q", x2="high:Q"),
-            lines.transform_calculate(below="1 / datum.floor").mark_bar(opacity=0.2, color="gray"),
+            floors.encode(x="below:Q", x2="floor:Q"),
             lines.mark_rule(opacity=0.5).encode(x="another_low:Q", x2="another_high:Q", color=color),
             lines.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q", color=color),
-            by_point(part)
-            .mark_tick(opacity=0.7, height=7)
-            .encode(x="session_ratio:Q", yOffset=below("mode"), color=color),
-            lines.mark_point(size=45, filled=True, opacity=1).encode(
-                x=x, color=color, shape=_mode(), tooltip=tips(*tip)
-            ),
+            ticks.encode(x="session_ratio:Q", yOffset=below("mode"), color=color),
+            points.encode(x=x, color=color, shape=_mode(), tooltip=tips(*tip)),
         ]
-        layers[1] = layers[1].encode(x="below:Q", x2="floor:Q")
         panels.append(panel([_one(), *layers], title, lines=2 * once.point.nunique()))
     return panels
 
@@ -129,9 +128,11 @@ def latency(data: pd.DataFrame) -> Panels:
 def scaling(data: pd.DataFrame) -> Panels:
     """Throughput on several devices, labelled with the efficiency relative to one device."""
     data = data.assign(label=data.efficiency.map("{:.0%}".format, na_action="ignore"))
+    each = data.batch_size // data.devices.where(data.scaling == "weak", 1)  # on each device, or over all
+    data = data.assign(batch="batch " + each.astype(str))
     panels = []
-    for title, part in split(titled(data, "what", "use_case", "scaling", "mode"), "title"):
-        y = alt.Y("throughput:Q", title=part.unit.iloc[0])
+    for title, part in split(titled(data, "what", "use_case", "scaling", "batch", "mode"), "title"):
+        y = alt.Y("throughput:Q", title=part.unit.iloc[0]).stack(None)
         side = alt.XOffset("framework:N", sort="ascending")
         base = alt.Chart(part).encode(x=alt.X("devices:O"), xOffset=side, y=y)
         bars = base.mark_bar().encode(color=sides(), tooltip=tips("framework", "throughput", "efficiency"))
@@ -246,9 +247,10 @@ def titled(data: pd.DataFrame, *columns: str, together: bool = False) -> pd.Data
         columns = ("device_name", *columns)
     texts = data.assign(what="")
     if "size" in data:
-        product = data["product"].fillna("").astype(str)  # from a CSV file, a column of numbers if all are empty
-        texts["what"] = data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + product
-    title = texts[columns[0]].astype(str).str.strip()
+        # From a CSV file, a column is of numbers if all are empty.
+        product, which = (data[name].astype(object).fillna("").astype(str) for name in ("product", "which"))
+        texts["what"] = data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + product + " " + which
+    title = texts[columns[0]].astype(str).str.split().str.join(" ")
     for column in columns[1:]:
         title = title + ", " + texts[column].astype(str)
     return data.assign(title=title)
@@ -256,7 +258,7 @@ def titled(data: pd.DataFrame, *columns: str, together: bool = False) -> pd.Data
 
 def split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the parts of ``data`` by ``column`` in order of first appearance, without what no panel shows."""
-    shown = data.drop(columns=["benchmark", "size", "product", "scaling"], errors="ignore")
+    shown = data.drop(columns=["benchmark", "size", "product", "which", "scaling"], errors="ignore")
     for name in dict.fromkeys(data[column]):
         part = shown[data[column] == name]
         yield name, part[part.point.isin(list(dict.fromkeys(part.point))[:MOST])]

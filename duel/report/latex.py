@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from duel.report.figure_data import label, work
-from duel.report.points import Line
+from duel.report.points import Line, legend
 
 HEAD = r"""% \usepackage{booktabs, longtable, siunitx}
 \begin{longtable}{l l S[table-format=3.3] l S[table-format=1.3] l}
@@ -47,6 +47,8 @@ def table(lines: Sequence[Line]) -> str:
         floor = "{--}" if line.floor is None else f"{line.floor:.3f}"
         cells = [escaped(label(line)), escaped(line.mode), ratio, ends, floor, escaped(line.marked)]
         text += " & ".join(cells) + " \\\\\n"
+    if meaning := legend(lines):
+        text += rf"\midrule \multicolumn{{6}}{{l}}{{{escaped(meaning)}}} \\" + "\n"
     return text + TAIL
 
 

@@ -4,11 +4,10 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from duel.catalogue import BENCHMARKS, USE_CASES
-from duel.modes import MODES
+from duel.catalogue import BENCHMARKS, MANY, USE_CASES
 from duel.report import ratios
 from duel.report.pairs import INDICATIVE
-from duel.report.points import NOT_ALONE, SEVERAL, Line, by_mode, told_of_itself
+from duel.report.points import POINT, SEVERAL, Line, by_mode, legend, preference, told_of_itself
 
 FEWEST_BENCHMARKS = 5  # in a mean
 CARRIES = 0.1  # a benchmark that moves the logarithm of a mean by more than this is named
@@ -20,38 +19,55 @@ def summary(points: Sequence[Line], folder: str) -> str:
 
     Of a set whose sessions are not all measured, so that no ratio has an interval, only that.
     """
-    found = by_mode(points)
+    every = leading(points)
     if all(line.short == INDICATIVE for line in points):
         return (
-            f"{where(points)} [{folder}]({folder}/README.md) has {len(found)} points so far, each measured in too few "
-            "pairs for a ratio with an interval; further sessions are added.\n"
+            f"{_escaped(where(points))} [{folder}]({folder}/README.md) has {len(every)} points so far, each measured "
+            "in too few pairs for a ratio with an interval; further sessions are added.\n"
         )
-    modes = sorted({mode for each in found.values() for mode in each})
-    first = leading(points, FIRST_LINES)
+    modes = sorted({mode for each in every for mode in each})
+    first = every[:FIRST_LINES]
+    meaning = legend([line for each in first for line in each.values()])
     return "\n".join(
         [
             f"![JAX / PyTorch, with intervals]({folder}/ratios.svg)",
             "",
-            f"{where(points)} JAX's throughput as a multiple of PyTorch's, from pairs that are COMPARABLE, with its",
-            f"95 % interval over sessions and the verdict. {len(first)} of {len(found)} points; the others, and what",
-            f"they rest on, are in [{folder}]({folder}/README.md).",
+            f"{_escaped(where(points))} JAX's throughput as a multiple of PyTorch's, from pairs that are COMPARABLE,",
+            f"with its 95 % interval over sessions and the verdict. {len(first)} of {len(every)} points;",
+            f"the others, and what they rest on, are in [{folder}]({folder}/README.md).",
             "",
-            f"| benchmark | use case | batch | {' | '.join(modes)} |",
+            _cells("benchmark", "use case", "batch", *modes),
             f"|---|---|---|{'---|' * len(modes)}",
             *(
-                f"| {_what(next(iter(found[key].values())))} | "
-                f"{' | '.join(found[key][mode].short if mode in found[key] else '' for mode in modes)} |"
-                for key in first
+                _cells(*_what(next(iter(each.values()))), *(each[mode].short if mode in each else "" for mode in modes))
+                for each in first
             ),
+            *(["", _escaped(meaning)] if meaning else []),
             "",
         ]
     )
 
 
-def leading(points: Sequence[Line], most: int) -> list[tuple[object, ...]]:
-    """Return the ``by_mode`` keys of the ``most`` points that a reader wants first."""
-    found = by_mode(points)
-    return sorted(found, key=lambda key: _weight(next(iter(found[key].values()))))[:most]
+def _cells(*texts: str) -> str:
+    """Return a line of a table."""
+    return f"| {' | '.join(map(_escaped, texts))} |"
+
+
+def _escaped(text: str) -> str:
+    """Return ``text`` so that Markdown reads it as text in one cell or line."""
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+
+
+def leading(points: Sequence[Line]) -> list[dict[str, Line]]:
+    """Return the lines of each point by mode, what a reader wants first, first.
+
+    Of a point that was measured with several versions, these are the lines of the one to prefer.
+    """
+    found: dict[tuple[object, ...], dict[str, Line]] = {}
+    for key, modes in by_mode(points).items():
+        point = key[: len(POINT)]
+        found[point] = max(modes, found.get(point, modes), key=lambda each: max(map(preference, each.values())))
+    return sorted(found.values(), key=lambda modes: _weight(next(iter(modes.values()))))
 
 
 def _weight(line: Line) -> tuple[object, ...]:
@@ -72,13 +88,14 @@ def table(points: Sequence[Line]) -> str:
     names = dict.fromkeys(line.device_name for line in points)
     if len(names) > 1:
         return "\n\n".join(table([line for line in points if line.device_name == name]) for name in names)
-    head = "benchmark | use case | batch | mode | JAX | PyTorch | JAX / PyTorch | another session | floor | verdict"
+    head = ["benchmark", "use case", "batch", "mode", "JAX", "PyTorch", "JAX / PyTorch", "another session"]
+    head += ["floor", "verdict"]
     return "\n".join(
         [
-            where(points),
+            _escaped(where(points)),
             "",
-            f"| {head} |",
-            f"|{'---|' * len(head.split(' | '))}",
+            _cells(*head),
+            f"|{'---|' * len(head)}",
             *(_full(line) for line in points),
             *_notes(points),
             *_against_itself(points),
@@ -103,14 +120,20 @@ def where(points: Sequence[Line]) -> str:
     return f"{devices}; {versions}; {first if first == last else f'{first} to {last}'}."
 
 
-def _what(line: Line) -> str:
+def _what(line: Line) -> list[str]:
     use_case = line.use_case + (f", {line.product}" if line.product else "")
-    if (line.devices or 1) > 1:
-        use_case += f", {line.devices} devices, {line.scaling}"
-    use_case += f", {line.which} kept apart" if line.which else ""
+    use_case += f", {devices}" if (devices := _devices(line)) else ""
+    use_case += f", {line.which}" if line.which else ""
     if line.microbatch and line.microbatch * (line.devices or 1) < (line.batch_size or 0):
         use_case += f", microbatch {line.microbatch}"
-    return f"{line.benchmark} ({line.size}, {line.precision}) | {use_case} | {line.batch_size}"
+    return [f"{line.benchmark} ({line.size}, {line.precision})", use_case, str(line.batch_size)]
+
+
+def _devices(line: Line) -> str:
+    """Return the number of devices in a use case that has many; one is the baseline of its scaling."""
+    if (line.devices or 1) > 1:
+        return f"{line.devices} devices, {line.scaling}"
+    return "1 device" if line.use_case in [USE_CASES[number].name for number in MANY] else ""
 
 
 def _full(line: Line) -> str:
@@ -125,19 +148,18 @@ def _full(line: Line) -> str:
         figures = [f"{line.ratio:.3f} [{line.low:.3f}, {line.high:.3f}], {counts}"]
         figures += ["-" if line.another_low is None else f"{line.another_low:.3f} to {line.another_high:.3f}"]
         figures += ["-" if line.floor is None else f"{line.floor:.3f}", line.marked]
-    return f"| {' | '.join([_what(line), line.mode, *rates, *figures])} |"
+    return _cells(*_what(line), line.mode, *rates, *figures)
 
 
 def _notes(points: Sequence[Line]) -> Iterator[str]:
-    if any(line.marked.endswith(NOT_ALONE) for line in points):
-        tested = sum(line.p_holm is not None for line in points)
-        yield f"\n`{NOT_ALONE}` shown for this point alone; not among all {tested} points, by Holm's correction."
+    if meaning := legend(points):
+        yield f"\n{_escaped(meaning)}"
     remarks = {line: [text for text in (line.far_off, line.apart) if text] for line in points}
     if any(remarks.values()):
         yield "\nFar from all others of its side and session, or measured and not in the ratio:\n"
     for line, texts in remarks.items():
         if texts:
-            yield f"- {_what(line).replace(' | ', ', ')}, {line.mode}: {SEVERAL.join(texts)}"
+            yield f"- {_escaped(', '.join([*_what(line), line.mode]))}: {_escaped(SEVERAL.join(texts))}"
 
 
 def _against_itself(points: Sequence[Line]) -> Iterator[str]:
@@ -146,31 +168,38 @@ def _against_itself(points: Sequence[Line]) -> Iterator[str]:
 
 
 def _means(points: Sequence[Line]) -> Iterator[str]:
-    """Yield geometric means over the benchmarks that have a ratio in each mode of the same size, use case and product.
+    """Yield geometric means over the points that have a ratio in each mode of the same size, use case and product.
 
     A benchmark with several points counts once, by the mean of their logarithms. Versions are never mixed.
     """
     several = len({(line.jax_version, line.pytorch_version) for line in points}) > 1
-    groups: dict[tuple[str, ...], dict[str, dict[str, list[float]]]] = {}
-    for line in points:
-        if line.ratio is not None and line.mode in MODES:
-            devices = f"{line.devices} devices, {line.scaling}" if (line.devices or 1) > 1 else ""
+    groups: dict[str, list[dict[str, Line]]] = {}
+    for found in by_mode(points).values():
+        if known := {mode: line for mode, line in found.items() if line.ratio is not None}:
+            line = next(iter(known.values()))
             versions = f"jax {line.jax_version}, pytorch {line.pytorch_version}" if several else ""
-            key = tuple(filter(None, (line.use_case, line.product, devices, line.size, line.precision, versions)))
-            by_name = groups.setdefault(key, {}).setdefault(line.mode, {})
-            by_name.setdefault(line.benchmark, []).append(math.log(line.ratio))
+            parts = [line.use_case, line.product, _devices(line), line.size, line.precision, versions]
+            groups.setdefault(", ".join(filter(None, parts)), []).append(known)
     texts = []
-    for key, modes in groups.items():
-        names = set.intersection(*(set(each) for each in modes.values()))
+    for what, every in groups.items():
+        modes = dict.fromkeys(mode for known in every for mode in known)
+        whole = [known for known in every if len(known) == len(modes)]
+        names = sorted({line.benchmark for known in whole for line in known.values()})
         if len(names) >= FEWEST_BENCHMARKS:
-            texts.append(f"- {', '.join(key)}, over {', '.join(sorted(names))}:")
-            texts += [
-                f"  - {mode}: {_mean({n: statistics.fmean(each[n]) for n in names})}" for mode, each in modes.items()
-            ]
+            texts.append(f"- {_escaped(what)}, over {', '.join(names)}:")
+            texts += [f"  - {mode}: {_mean(_logs([known[mode] for known in whole]))}" for mode in modes]
     if texts:
         yield "\nGeometric means of JAX / PyTorch over benchmarks. The interval is that of benchmarks drawn at random,"
         yield "which these are not: it says how much they differ.\n"
         yield from texts
+
+
+def _logs(lines: Sequence[Line]) -> dict[str, float]:
+    """Return for each benchmark the mean of the logarithms of its ratios."""
+    found: dict[str, list[float]] = {}
+    for line in lines:
+        found.setdefault(line.benchmark, []).append(math.log(line.ratio or math.nan))
+    return {name: statistics.fmean(logs) for name, logs in found.items()}
 
 
 def _mean(logs: dict[str, float]) -> str:

@@ -16,13 +16,15 @@ from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.certificate import VERIFIED
 from duel.modes import DEFAULT, MODES
 from duel.report import ratios
-from duel.report.itself import across, itself
-from duel.report.pairs import FASTER, Outcome
+from duel.report.itself import across, itself, versions
+from duel.report.pairs import FASTER, INDICATIVE, Outcome
 from duel.table import TABLE_BYTES
 
 NAME = "ratios.csv"
 SEVERAL = "; "
 NOT_ALONE = "*"  # after a verdict that does not survive Holm's correction
+NOT_ALONE_MEANS = f"A {NOT_ALONE} after a verdict: shown for this point alone, not among all of the set (Holm)"
+INDICATIVE_MEANS = f"{INDICATIVE}: too few sessions for an interval"
 # What makes two lines the same point in two modes.
 POINT = (
     *("benchmark", "size", "precision", "use_case", "product", "batch_size", "microbatch", "devices", "nodes"),
@@ -52,6 +54,7 @@ class Line:
     cpus: int | None  # available to a process
     jax_version: str
     pytorch_version: str
+    code: str  # the first digits of code_sha256
     first_day: str
     last_day: str
     sessions: int
@@ -83,7 +86,7 @@ class Line:
     proof: str
     far_off: str
     apart: str  # also measured at this point but not in its ratio
-    which: str  # of the lines of one point and mode, which were kept apart, such as "1 of 2"
+    which: str  # of the lines of one point and mode, such as "1 of 2 kept apart"
     why: str  # the reason if there is no ratio
 
     @property
@@ -108,6 +111,13 @@ class Line:
         return f"{self.verdict}{NOT_ALONE}" if shown and (self.p_holm or 0.0) > 1 - ratios.CONFIDENCE else self.verdict
 
 
+def legend(points: Sequence[Line]) -> str:
+    """Return what the marks of verdicts mean that ``points`` have; empty if they have none."""
+    texts = [NOT_ALONE_MEANS] if any(line.marked.endswith(NOT_ALONE) for line in points) else []
+    texts += [INDICATIVE_MEANS] if any(line.verdict == INDICATIVE for line in points) else []
+    return f"{'; '.join(texts)}." if texts else ""
+
+
 def lines(found: Sequence[Outcome]) -> list[Line]:
     """Return the lines of the outcomes ``found`` over sessions, in their order."""
     chances = [o.found.p for o in found if o.found is not None and not o.found.within]
@@ -128,15 +138,15 @@ def _which(found: Sequence[Outcome]) -> list[str]:
     texts = []
     for key in keys:
         seen[key] += 1
-        texts.append(f"{seen[key]} of {counts[key]}" if counts[key] > 1 else "")
+        texts.append(f"{seen[key]} of {counts[key]} kept apart" if counts[key] > 1 else "")
     return texts
 
 
 def _point(outcome: Outcome) -> tuple[object, ...]:
     """Return what an outcome has in common with those of the same point in other modes."""
-    names = ("code_sha256", "framework_version", "device_name", "target", "weights", "device_count", "nodes", "scaling")
+    names = ("device_name", "target", "weights", "device_count", "nodes", "scaling")
     what = ("benchmark", "size", "precision", "use_case", "product", "batch_size", "microbatch")
-    return tuple(getattr(outcome.row, name) for name in (*names, *what))
+    return (*versions(outcome.pairs[0]), *(getattr(outcome.row, name) for name in (*names, *what)))
 
 
 def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which: str) -> Line:
@@ -165,6 +175,7 @@ def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which
         cpus=one.cpus,
         jax_version=str(one.framework_version),
         pytorch_version=str(other.framework_version),
+        code=str(one.code_sha256 or "")[:12],
         first_day=days[0],
         last_day=days[-1],
         sessions=len(outcome.sessions),
@@ -242,12 +253,23 @@ def read(path: Path) -> list[Line]:
 
 
 def by_mode(points: Sequence[Line]) -> dict[tuple[object, ...], dict[str, Line]]:
-    """Return the lines of each point in named modes, without the unlimited ones that turn single switches."""
+    """Return the lines of each point in named modes, without the unlimited ones that turn single switches.
+
+    A point that was measured with other code or versions is there once for each, as modes of one are never compared
+    with those of another. The keys begin with the values of ``POINT``.
+    """
     found: dict[tuple[object, ...], dict[str, Line]] = {}
+    names = (*POINT, "jax_version", "pytorch_version", "code")
     for line in points:
         if line.mode in MODES:
-            found.setdefault(tuple(getattr(line, name) for name in POINT), {})[line.mode] = line
+            modes = found.setdefault(tuple(getattr(line, name) for name in names), {})
+            modes[line.mode] = max(line, modes.get(line.mode, line), key=preference)
     return found
+
+
+def preference(line: Line) -> tuple[bool, str]:
+    """Return the key that sorts lines of one point so that the last one counts: with a ratio, and then the latest."""
+    return line.ratio is not None, line.last_day
 
 
 def against_itself(points: Sequence[Line], framework: str) -> tuple[int, int]:

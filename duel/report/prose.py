@@ -2,14 +2,15 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.modes import DEFAULT, MODES, TUNED
-from duel.report import appendix, learned
+from duel.report import appendix, learned, ratios
 from duel.report.figure_data import label, work
-from duel.report.pairs import EQUAL, FASTER, UNDECIDED
+from duel.report.itself import level
+from duel.report.pairs import EQUAL, FASTER, UNDECIDED, Outcome
 from duel.report.points import Line, by_mode, told_of_itself
 from duel.report.records import Records
 
@@ -39,9 +40,9 @@ NO_ADVICE = "None: no point was measured over three sessions."
 METHOD = """
 Each point is measured in pairs: a process of JAX and one of PyTorch, one after the other on the same device, in the
 order A B B A. A pair counts only if both processes proved that they computed the same, from the same weights, samples
-and precision. The ratio is the geometric mean over sessions, which lie an hour or more apart, with Student's t
-interval; what another session may show is its prediction interval. One framework is called faster if the interval
-excludes 1 and the ratio is beyond the noise floor.
+and precision. The ratio is the geometric mean over sessions, which lie an hour or more apart or ran on different hosts,
+with Student's t interval; what another session may show is its prediction interval. One framework is called faster if
+the interval excludes 1 and the ratio is beyond the noise floor.
 """
 REFERENCES = """
 Student 1908 and Welch 1947 (intervals and changes); Holm 1979 (many points); Kendall 1938 and Mann 1945 (steady
@@ -89,15 +90,16 @@ def _of_mode(device: str, mode: str, lines: list[Line]) -> str:
     return text + (f" {left} more have no verdict." if left else "")
 
 
-def recommendations(lines: Sequence[Line]) -> list[str]:
+def recommendations(found: Sequence[tuple[Outcome, Line]]) -> list[str]:
     """Return recommendations, each with the figure that it follows from."""
     texts = []
-    for device in dict.fromkeys(line.device_name for line in lines):
-        mine = [line for line in lines if line.device_name == device and line.another_low is not None]
+    outcomes = {id(line): outcome for outcome, line in found}
+    for device in dict.fromkeys(line.device_name for _, line in found):
+        mine = [line for _, line in found if line.device_name == device and line.another_low is not None]
         mode = TUNED if any(line.mode == TUNED for line in mine) else DEFAULT
         for name in dict.fromkeys(line.use_case for line in mine):
             texts += _choice(device, [line for line in mine if line.use_case == name and line.mode == mode])
-        texts += [text for framework in FRAMEWORKS if (text := _tuning(device, framework, mine))]
+        texts += [text for framework in FRAMEWORKS if (text := _tuning(device, framework, mine, outcomes))]
         ahead = [line for line in mine if line.mode == mode and _kind(line) in ("JAX", "PyTorch")]
         short = [line.break_even_steps for line in ahead if line.break_even_steps]
         if short:
@@ -119,21 +121,22 @@ def _choice(device: str, lines: Sequence[Line]) -> list[str]:
     return [f"{where}, neither leads throughout: choose by benchmark (figure {TITLES['ratios']})."]
 
 
-def _tuning(device: str, framework: str, lines: Sequence[Line]) -> str:
-    """Return what 'tuned' gains a framework; empty if that is little."""
-    rates = [
-        (getattr(modes[DEFAULT], f"{framework}_throughput"), getattr(modes[TUNED], f"{framework}_throughput"))
-        for modes in by_mode(lines).values()
-        if DEFAULT in modes and TUNED in modes
-    ]
-    gains = [tuned / default for default, tuned in rates if default and tuned]
-    pays = [gain for gain in gains if gain > GAIN]
+def _tuning(device: str, framework: str, lines: Sequence[Line], outcomes: Mapping[int, Outcome]) -> str:
+    """Return what 'tuned' gains a framework; empty if that is little. ``outcomes`` has that of each line by its id."""
+    place, gains = list(FRAMEWORKS).index(framework), []
+    for modes in by_mode(lines).values():
+        if DEFAULT in modes and TUNED in modes:
+            both = (outcomes[id(modes[mode])].sessions for mode in (DEFAULT, TUNED))
+            default, tuned = ([level([pair[place] for pair in session]) for session in each] for each in both)
+            gains.append(ratios.change(default, tuned))
+    pays = [gain.ratio for gain in gains if gain.low > GAIN]
     if not pays:
         return ""
     name = {"jax": "JAX", "pytorch": "PyTorch"}[framework]
     return (
-        f"{name} on {device}: tune its switches; mode tuned is more than {GAIN - 1:.0%} faster than default at "
-        f"{len(pays)} of {len(gains)} points, at most {max(pays):.3g} times as fast (figure {TITLES['ratios']})."
+        f"{name} on {device}: tune its switches; mode tuned is more than {GAIN - 1:.0%} faster than default, by the "
+        f"whole 95 % interval over sessions, at {len(pays)} of {len(gains)} points, at most {max(pays):.3g} times as "
+        f"fast (figure {TITLES['throughput']})."
     )
 
 
@@ -156,7 +159,7 @@ def sections(sets: Sequence[Records], why: list[str]) -> list[dict[str, Any]]:
         for number, use_case in USE_CASES.items()
         if any(line.use_case == use_case.name for records in sets for line in records.lines)
     )
-    advice = recommendations([line for records in sets for line in records.lines])
+    advice = recommendations([one for records in sets for one in records.found])
     method = [METHOD, f"Use cases: {use_cases}."]
     return [
         {"id": "method", "title": "Method", "paragraphs": method},

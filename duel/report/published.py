@@ -200,8 +200,7 @@ def draw(folder: Path) -> None:
     from duel.report import figure_data, figures
 
     lines = points.read(folder / points.NAME)
-    found = points.by_mode(lines)
-    first = [line for key in markdown.leading(lines, markdown.FIRST_POINTS) for line in found[key].values()]
+    first = [line for modes in markdown.leading(lines)[: markdown.FIRST_POINTS] for line in modes.values()]
     records = [figure_data.point(line) | record for line in first for record in figure_data.ratio_records(line)]
     if records:
         figures.whole(figures.ratios(pd.DataFrame(records))).save(str(folder / "ratios.svg"))

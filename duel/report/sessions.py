@@ -1,4 +1,4 @@
-"""The same point measured at several times, which covers what another hour would show."""
+"""The same point measured at several times, which shows how much sessions differ."""
 
 import functools
 from collections import Counter

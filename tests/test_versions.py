@@ -1,0 +1,153 @@
+"""Points of several versions, sets, devices and batch sizes: none is taken for another, in tables, figures or words."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_comparability import judged
+from test_report import LATENCY, lines, point, publish, results, written
+
+from duel.record import Row
+from duel.report import figures, latex, markdown, points, prose
+from duel.report.pairs import outcomes
+from duel.report.points import Line
+from duel.report.sessions import over_sessions
+from duel.results import Results
+
+__all__ = ["results"]  # the fixture
+
+
+def made(*rows: list[Row]) -> list[Line]:
+    return points.lines(over_sessions(outcomes(judged([row for some in rows for row in some]))))
+
+
+def newer(rows: list[Row], **change: Any) -> list[Row]:
+    """The same measured a day later with other code, or what is to change."""
+    other = {"code_sha256": "d" * 64} | change
+    return [
+        row.replace(**other, started=str(row.started).replace("-22T", "-23T"), ended=row.ended, group=f"{row.group} b")
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("change", [{}, {"framework_version": "9.9", "code_sha256": "c" * 64}])
+def test_modes_of_different_code_or_versions_never_share_a_line(change: dict[str, str]) -> None:
+    default, tuned = point(2.0), newer(point(3.0, mode="tuned", pair="t"), **change)
+    text = markdown.summary(made(default, tuned), "folder")
+    (line,) = [line for line in text.splitlines() if line.startswith("| mnist")]
+    assert "3.0" in line
+    assert "2.0" not in line, "the later one counts, alone"
+
+
+def test_a_line_with_a_ratio_counts_rather_than_a_later_one_without() -> None:
+    text = markdown.summary(made(point(2.0), newer(point(3.0, 1, 1))), "folder")
+    assert "| 2.000 [" in text
+    assert "1 of 1 points" in text
+    text = markdown.summary(made(point(2.0), newer(point(3.0))), "folder")
+    assert "| 3.000 [" in text
+
+
+def test_tuned_is_recommended_by_what_was_tested(results: Results) -> None:
+    """Tuned is a quarter faster at each point; at the second, sessions vary by as much."""
+    tuned = [point(1.25, mode="tuned", pair=f"{name} t", benchmark=name) for name in ("mnist", "bert")]
+    for number, row in enumerate(tuned[1]):
+        tuned[1][number] = row.replace(throughput=(row.throughput or 0.0) * (1.0, 1.3, 0.8)[number // 4])
+    default = [point(1.0, pair=name, benchmark=name) for name in ("mnist", "bert")]
+    found = publish(results, *default, *tuned).found
+    (text,) = [text for text in prose.recommendations(found) if "tune its switches" in text]
+    assert "JAX on planted" in text
+    assert "at 1 of 2 points, at most 1.25 times as fast (figure Throughput)" in text
+    old = publish(results, *default, *(newer(some) for some in tuned), name="other code").found
+    assert not [text for text in prose.recommendations(old) if "tune its switches" in text]
+
+
+def test_two_sets_of_one_device_stay_apart_in_every_figure(results: Results) -> None:
+    sizes = (1, 8)
+    one, other = (
+        publish(results, *(point(ratio, use_case=5, batch_size=n, pair=f"i{n}", **LATENCY) for n in sizes), name=name)
+        for name, ratio in (("one", 1.5), ("other", 0.5))
+    )
+    folder = written(results, one, other)
+    ratios = lines(folder, "ratios")
+    assert {(line["point"], round(float(line["ratio"]), 1)) for line in ratios} == {
+        (f"mnist, batch {size}, set {name}", ratio) for size in sizes for name, ratio in (("one", 1.5), ("other", 0.5))
+    }
+    assert len({line["id"] for line in ratios}) == 4
+    text = (folder / "index.html").read_text()
+    assert all(f'id="{line["id"]}"' in text for line in ratios), "each leads to its point"
+    drawn = figures.throughput(pd.read_csv(folder / "figures" / "throughput.csv"))
+    titles = [panel.title for panel in drawn]
+    assert titles == [f"mnist (full, fp32) set {name}, inference" for name in ("one", "other")]
+    alone = written(results, one)
+    assert {line["point"] for line in lines(alone, "ratios")} == {f"mnist, batch {size}" for size in sizes}
+
+
+def test_batch_sizes_on_as_many_devices_are_never_added_up() -> None:
+    what = {"device_name": "planted", "benchmark": "mnist", "size": "full", "precision": "fp32", "product": ""}
+    what |= {"which": "", "use_case": "training on many devices", "mode": "default", "scaling": "weak", "unit": "1/s"}
+    data = [
+        what | {"point": f"{n} {size}", "batch_size": n * size, "devices": n, "framework": "jax", "throughput": 1.0}
+        for n in (2, 4)
+        for size in (8, 16)
+    ]
+    drawn = figures.scaling(pd.DataFrame([record | {"efficiency": 1.0, "id": record["point"]} for record in data]))
+    assert [str(panel.title).split(", ")[4] for panel in drawn] == ["batch 8", "batch 16"]
+    for panel in drawn:
+        assert panel.to_dict()["layer"][0]["encoding"]["y"]["stack"] is None
+
+
+def test_a_verdict_that_holds_for_its_point_alone_is_drawn_as_undecided(results: Results) -> None:
+    folder = written(results, publish(results, point(1.5)))
+    data = pd.read_csv(folder / "figures" / "ratios.csv")
+
+    def kinds(verdict: str) -> set[str]:
+        spec = figures.ratios(data.assign(verdict=verdict))[0].to_dict()
+        return {record["kind"] for records in spec["datasets"].values() for record in records if "kind" in record}
+
+    assert kinds("PyTorch is faster") == {"PyTorch is faster"}
+    assert kinds("PyTorch is faster*") == {"undecided"}
+    assert kinds("undecided: one process far off") == {"undecided"}
+
+
+def test_what_marks_mean_stands_below_each_table(results: Results) -> None:
+    shown = made(point(1.5), point(1.2, 1, 1, benchmark="bert", pair="b"))
+    starred = [line if line.p_holm is None else line.__class__(**vars(line) | {"p_holm": 0.2}) for line in shown]
+    meaning = "shown for this point alone, not among all of the set (Holm)"
+    for text in (markdown.table(starred), markdown.summary(starred, "folder"), latex.table(starred)):
+        assert meaning in text
+        assert "indicative: too few sessions for an interval" in text
+    assert meaning not in markdown.table(shown)
+    assert points.legend(made(point(1.5))) == ""
+
+
+def test_a_mean_is_over_points_that_have_a_ratio_in_every_mode() -> None:
+    """At batch 8 only default was measured: it would move default's mean alone."""
+    names = ("mnist", "cifar10", "gcn", "bert", "gpt2")
+    both = [point(2.0, benchmark=n, pair=f"{n} {m}", mode=m) for n in names for m in ("default", "tuned")]
+    more = [point(8.0, benchmark=name, pair=f"{name} 8", batch_size=8) for name in names]
+    text = markdown.table(made(*both, *more))
+    assert text.count(": 2.000 [2.000, 2.000]") == 2
+
+
+def test_what_a_received_set_holds_stays_text_in_its_cell() -> None:
+    (line,) = made(point(1.5, device_name="<img src=x>\n| a | b |", target="a|b"))
+    shown = markdown.table([line])
+    assert "<img" not in shown
+    assert r"&lt;img src=x> \| a \| b \|" in shown
+    bad = line.__class__(**vars(line) | {"ratio": None, "why": "weights_sha256 (a | d)\nand more"})
+    (row,) = [text for text in markdown.table([bad]).splitlines() if text.startswith("| mnist")]
+    assert row.endswith(r"| weights_sha256 (a \| d) and more |")
+
+
+def test_the_baseline_of_a_scaling_says_that_it_is_of_one_device() -> None:
+    two = point(0.9, use_case=2, device_count=2, scaling="weak", pair="two")
+    text = markdown.table(made(two, point(1.0, use_case=2, device_count=1, scaling="weak", pair="one")))
+    assert "| train_multi, 2 devices, weak |" in text
+    assert "| train_multi, 1 device |" in text
+
+
+def test_hardware_is_named_for_each_device(results: Results) -> None:
+    other = point(1.2, device_name="another", pair="o")
+    text = " ".join(prose.appendix.paragraphs([publish(results, point(1.5), other)]))
+    assert "Hardware of planted: planted, unknown CPU" in text
+    assert "Hardware of planted: another, unknown CPU" in text
