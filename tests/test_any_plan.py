@@ -197,7 +197,8 @@ def test_any_cluster_file_with_any_command_line_is_a_plan_or_a_clear_error(
             texts = [script.render(job, target, CHECKOUT) for job in jobs]
         except UserError as error:
             assert re.match(
-                r"cluster\.yaml|(unknown )?target |use cases 2 and 4 need|--(micro)?batch|--mode", str(error)
+                r"cluster\.yaml|(unknown )?target |use cases 2 and 4 need|--(micro)?batch|--mode|nothing is left",
+                str(error),
             ), error
             seen["error"] += 1
             return

@@ -14,7 +14,7 @@ JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "chex", "haiku", "equinox"}
 PYTORCH = {"torch", "torchvision", "torchaudio", "pytorch", "functorch", "triton", "opacus"}
 SHARED_BY_TWINS = {
     *("duel.catalogue", "duel.datasets", "duel.errors", "duel.measure"),
-    *("duel.chips", "duel.kinds", "duel.profile", "duel.trace"),
+    *("duel.chips", "duel.kinds", "duel.profile", "duel.switches", "duel.trace"),
 }
 
 

@@ -101,13 +101,14 @@ def of_cuda(**values):
 
 there = dict(is_available=True, is_initialized=True, get_device_capability=(9, 0), get_device_name=NAME,
              device_count=4, current_device=2, max_memory_allocated=7 << 30, max_memory_reserved=9 << 30,
-             memory_allocated=1 << 30, reset_peak_memory_stats=None, set_device=None)
+             memory_allocated=1 << 30, reset_peak_memory_stats=None, set_device=None, synchronize=None)
 with of_cuda(**there), mock.patch("torch.distributed.init_process_group", autospec=True) as joined:
     with mock.patch("torch.backends.mps.is_available", autospec=True, return_value=True):
         kinds = {one.kind: one for one in devices.available()}
     assert list(kinds) == ["gpu", "mps", "cpu"] and kinds["gpu"].compute_capability == "9.0", kinds
     chosen = devices.select("gpu", World(6, 8, 6, "node:1"))
     assert torch.cuda.set_device.call_args.args == (2,) and joined.call_args.args == ("nccl",)
+    assert torch.cuda.synchronize.called
     assert devices.native(chosen) == torch.device("cuda", 2)
     assert devices.peak_memory_bytes() == (7 << 30, "allocator_peak") and devices.reserved_bytes() == 9 << 30
     work = SimpleNamespace(_device=torch.device("cuda"), step=lambda index: index, synchronize=lambda handle: None)

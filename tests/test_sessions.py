@@ -342,7 +342,7 @@ def test_here_the_first_session_runs_and_those_that_wait_say_until_when(main: Ma
         (["--paired", "--sessions", "3", "--spacing", "5m"], "time '5m': give hours or minutes, such as 2h or 90m"),
         (["--paired", "--sessions", "3", "--spacing", "2"], "time '2': give hours or minutes, such as 2h or 90m"),
         (["--paired", "--sessions", "3", "--spacing", "9999h"], "to 336h"),
-        (["--paired", "--sessions", "0"], "number '0' is not a whole number from 1 to"),
+        (["--paired", "--sessions", "0"], "'0' is not a whole number from 1 to"),
     ],
 )
 def test_what_sessions_need_is_said(main: Main, more: list[str], words: str) -> None:

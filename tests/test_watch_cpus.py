@@ -16,6 +16,14 @@ from duel.measure.watch import Conditions, Watch, left_out
 CPU = Device("cpu", "some processor", 1)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Seconds, which go on only where a test says so."""
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now.seconds, sleep=lambda s: None))
+    return now
+
+
 def test_a_foreign_load_on_the_cpus_is_seen() -> None:
     """The load: a process that does nothing but compute."""
     watch = Watch(CPU, World())
