@@ -54,6 +54,7 @@ def _archived_proof(results: Results, name: str) -> Path | None:
     if not re.search(f"_{VALIDATE}[_-]", name):
         return None
     for path in sorted((results.folder / "archive").glob("*.tar.gz")):
+        # A damaged archive is not the one that was asked for, as far as anyone can tell.
         with contextlib.suppress(OSError, EOFError, tarfile.TarError), tarfile.open(path) as packed:
             if name in packed.getnames():
                 return path

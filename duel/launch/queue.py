@@ -102,7 +102,7 @@ def cluster_name() -> str:
 
 def _configured_name() -> str:
     for path in filter(None, (os.environ.get("SLURM_CONF"), *CONFIGURATIONS)):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # not there, or for administrators only: the next one may be
             return "".join(_named(Path(path).read_text(errors="replace")))
     return ""
 

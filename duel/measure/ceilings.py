@@ -51,7 +51,7 @@ def _caches_bytes() -> int:
     """Return the bytes of the last-level caches of the CPUs that this process may use; 0 if the kernel tells none."""
     found: dict[str, int] = {}
     for cpu in usable_cpus():
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # virtual machines may tell nothing, or in words of their own
             folders = sorted((CPUS / f"cpu{cpu}" / "cache").glob("index*"), key=lambda path: int(path.name[5:]))
             for last in folders[-1:]:
                 kibibytes = (last / "size").read_text().strip().removesuffix("K")
