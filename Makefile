@@ -35,10 +35,10 @@ help: ## this list
 run: tools driver-env envs ## install what is missing, then ResNet-50 in both frameworks and the table
 	@$(python) main.py --benchmark resnet50 --use_case 1 --wait
 
-test: tools test-env envs opacus ## all tests but those of 'make test-full'
+test: tools test-env envs opacus tpu-env ## all tests but those of 'make test-full'
 	@$(python) -m pytest
 
-test-full: tools test-env envs opacus ## what 'make test' leaves out: proofs at full size and the like (hours on two cores, 20 GiB)
+test-full: tools test-env envs opacus tpu-env ## what 'make test' leaves out: proofs at full size and the like (hours on two cores, 20 GiB)
 	@$(python) -m pytest -m full -n0 -raP
 
 check: test-env envs ## ruff, mypy and the import contracts

@@ -56,6 +56,11 @@ def heeding_ctrl_c() -> Iterator[None]:
 
 
 @pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return Results(tmp_path / "results")
+
+
+@pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the working tree without its records, in a folder whose path has a space, with its environments."""
     copy = tmp_path / "my duel"

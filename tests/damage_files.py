@@ -15,6 +15,7 @@ import numpy as np
 from damage_site import (
     DEEP,
     ESCAPES,
+    GONE,
     HUGE,
     LAUNCH,
     ROW,
@@ -34,7 +35,7 @@ from test_compare import job as make_job
 
 from duel.catalogue import FRAMEWORKS
 from duel.evidence import sha256
-from duel.table import merge
+from duel.table import REMAKE, merge
 
 JSON_KINDS = [
     Kind(
@@ -124,7 +125,8 @@ def column_of(name: str, value: str) -> Callable[[str], str]:
     return change
 
 
-INTENT, TABLE, PARITY = "/results/.submitting.json", "/results/results.csv", "/results/parity/mnist-full-cpu.json"
+INTENT, TABLE = "/results/queue/261124-100000-00aaaa.json", "/results/results.csv"
+PARITY = "/results/parity/mnist-full-cpu.json"
 OTHERS = [
     Kind("rows/ is missing", lambda site: shutil.rmtree(site.victim.rows_folder), ("compare",)),
     Kind("rows/ is a file", rows_folder(text("x")), ("compare",)),
@@ -211,24 +213,35 @@ OTHERS = [
     ),
     Kind("results/parity is a file", replaced("/results/parity", text("x"))),
     *(
-        Kind(f".submitting.json is {how}", replaced(INTENT, writer))
+        Kind(f"a submission is {how}", replaced(INTENT, writer), says, shown="ignored: ")
         for how, writer in WRONG_FILES.items()
-        if how not in ("missing", "a folder")
+        for says in [() if how in (*GONE, "a folder") else ("resubmit",)]
     ),
     *(
-        Kind(f".submitting.json with {how}", replaced(INTENT, text(json.dumps({"format": 1, "since": 1.0} | new))))
+        Kind(
+            f"a submission with {how}",
+            replaced(INTENT, text(json.dumps({"format": 1, "since": 1.0} | new))),
+            ("resubmit",),
+            shown="ignored: ",
+        )
         for how, new in {
             "runs that are a number": {"runs": 7},
             "runs that are lists": {"runs": [[1], [2]]},
             "a run id that is a path": {"runs": {"../x": JOB}},
             "a job of wrong types": {"runs": {"jax_mnist_1-x": {"framework": 1}}},
             "no runs": {},
-            "a since that is a list": {"runs": {}, "since": []},
-            "a format that is a list": {"runs": {}, "format": []},
+            "runs that are none": {"runs": {}, "created": True},
+            "a since that is a list": {"runs": {"jax_mnist_1-x": JOB}, "since": []},
         }.items()
     ),
+    Kind(
+        "a submission with a format that is a list",
+        replaced(INTENT, text(json.dumps({"format": []}))),
+        ("resubmit",),
+        shown="by another version",
+    ),
     *(
-        Kind(f"results.csv is {how}", replaced(TABLE, writer), ("collect",), hidden=True, shown="results.csv")
+        Kind(f"results.csv is {how}", replaced(TABLE, writer), ("collect",), hidden=True, shown=REMAKE)
         for how, writer in WRONG_FILES.items()
         if how not in ("missing", "a link to nowhere")
     ),

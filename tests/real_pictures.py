@@ -6,7 +6,6 @@ import io
 import pickle
 import struct
 import tarfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from conftest import ROOT, needs
 from PIL import Image
 
-from duel.data import digits, idx
+from duel.data import idx
 from duel.data.known import SYSTEM
 
 FASHION = SYSTEM / "fashion-mnist"
@@ -109,12 +108,8 @@ def write_folders(root: Path, each: int = 6) -> None:
 def write_cora(folder: Path, count: int = 240) -> None:
     """Cora's form: digits as papers, their dark pixels as words, the three digits most alike as citations."""
     folder.mkdir(parents=True, exist_ok=True)
-    if find_spec("sklearn") is None:  # the driver's environment has none: JAX's has the file
-        table = np.loadtxt(SITE / "sklearn" / "datasets" / "data" / "digits.csv.gz", np.uint8, delimiter=",")
-        words, labels = table[:count, :-1] > 7, table[:count, -1]
-    else:
-        images, labels, *_ = digits.read()
-        words, labels = images[:count, 3:-2:3, 3:-2:3].reshape(count, -1) > 7, labels[:count]
+    table = np.loadtxt(SITE / "sklearn" / "datasets" / "data" / "digits.csv.gz", np.uint8, delimiter=",")
+    words, labels = table[:count, :-1] > 7, table[:count, -1]
     alike = words.astype(int) @ words.T.astype(int)
     np.fill_diagonal(alike, -1)
     nearest = np.argsort(-alike, axis=1, kind="stable")[:, :3]

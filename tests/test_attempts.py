@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_paired import CACHES
 
-from duel import modes, profile, variables
+from duel import profile, variables
 from duel.catalogue import FRAMEWORKS
 from duel.evidence import sha256
 from duel.job import Job
@@ -48,7 +48,6 @@ def test_a_crash_while_autotuning_is_retried_rung_by_rung(tmp_path: Path, surviv
     assert [row.rung for row in rows] == rungs
     assert [row.status for row in rows[:-1]] == [FAILED] * (len(rungs) - 1)
     assert rows[-1].status == (FAILED if survives == 9 else FINISHED)
-    assert rungs[-1] != modes.HANDICAPPED or survives >= 4
 
 
 # Stands in for a row beside which others are busy, QUIET attempts long.

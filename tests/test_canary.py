@@ -64,6 +64,11 @@ def test_the_contradiction_is_said_with_the_measured_error() -> None:
     assert "scatter_add is 1.0e-03" in canary.contradiction(errors(3e-3) | {canary.SCATTER_ADD: 1e-3}, "bf16")
 
 
+def test_attention_may_stay_exact_under_tf32_but_nothing_else() -> None:
+    assert canary.contradiction(errors(SIZES["tf32"]) | {"attention": 1e-7}, "tf32") == ""
+    assert "matmul" in canary.contradiction(errors(SIZES["tf32"]) | {"matmul": 1e-7}, "tf32")
+
+
 def test_what_a_newcomer_gets_is_reported_and_never_wrong() -> None:
     assert canary.contradiction(errors(3e-4), "framework_default") == ""
 

@@ -57,8 +57,10 @@ def test_every_target_of_the_shipped_file_has_its_scripts_and_nothing_to_remark(
 
 def test_the_shipped_file_explains_every_key_and_placeholder() -> None:
     text = (ROOT / "cluster.yaml").read_text()
-    for key in (*Target.model_fields, *schema.Setup.model_fields, *schema.When.model_fields):
+    models = (schema.Setup, schema.When, schema.Variant, schema.Pythons, schema.Wandb)
+    for key in (*Target.model_fields, *(key for model in models for key in model.model_fields), "like", "defaults"):
         assert re.search(rf"\b{key}\b", text), key
+    assert "\n#   submit: " in text, "not only that of setup"
     for name in PLACEHOLDERS:
         assert f"{{{name}}}" in text
 
@@ -256,7 +258,9 @@ def test_targets_may_share_what_they_have_in_common(path: Path) -> None:
 
 
 def test_no_tag_builds_an_object(path: Path) -> None:
-    error_of(path, "default: !!python/object/apply:os.system [exit]\ntargets: {}\n")
+    built = path.parent / "built"
+    error_of(path, f"default: !!python/object/apply:os.mkdir ['{built}']\ntargets: {{}}\n")
+    assert not built.exists()
 
 
 @pytest.mark.parametrize(

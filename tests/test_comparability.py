@@ -246,3 +246,11 @@ def test_both_sides_are_held_against_the_higher_ceilings_of_their_device() -> No
 
 def test_every_field_that_is_compared_is_a_column() -> None:
     assert set(comparability.ALIKE) <= {field.name for field in dataclasses.fields(Row)}
+
+
+def test_nothing_that_must_agree_is_forgotten() -> None:
+    """By a list of its own: what the code no longer compares would otherwise no longer be tested."""
+    point = "benchmark use_case size precision mode batch_size product microbatch scaling preset learning_rate recipe"
+    machine = "target host device_kind device_name device_id device_count nodes cpus mig driver"
+    data = "dataset parameters weights_sha256 data_sha256 seen_sha256 seed loss_steps target_accuracy"
+    assert set(comparability.ALIKE) == {*f"{point} {machine} {data} code_sha256 git_sha".split()}

@@ -39,11 +39,6 @@ BATCH_SIZE = 64
 STAMPS = ("261124-100000-00aaaa", "261124-100001-00bbbb", "261124-100002-00cccc")
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Results:
-    return Results(tmp_path / "results")
-
-
 def measured(row: Row, group: str, **changes: Any) -> Row:
     values = {name: getattr(GOOD, name) for name in FOUND} | {"group": group, "parity": UNPROVED}
     batch_size = (row.batch_size or BATCH_SIZE) * ((row.device_count or 1) if row.scaling == WEAK else 1)

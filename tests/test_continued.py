@@ -1,7 +1,6 @@
 """A run that was interrupted continues with what it has not measured, in its own records."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -24,11 +23,6 @@ from duel.tries import counted
 
 JOB = Job(PAIRED, "mnist", 1, "standard", "fp32", None, "local")
 NOW = "2026-11-25T10:00:00Z"
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Results:
-    return Results(tmp_path / "results")
 
 
 def interrupted(results: Results, finished: int, why: str = "warned", job: Job = JOB) -> Run:

@@ -79,6 +79,7 @@ def test_every_product_has_the_types_and_marks_of_its_precision(name: str) -> No
                 assert marks == "HIGHEST", (cell, kinds)
             else:
                 assert set(types.split("/")) <= {"bf16" if precision == "bf16" else "f16", "f32"}, (cell, kinds)
+        assert precision not in ("bf16", "fp16") or any("16" in kind for kind in kinds), (cell, kinds)
 
 
 FAKE = """

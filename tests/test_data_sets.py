@@ -295,8 +295,9 @@ def test_what_is_missing_is_told_with_how_to_get_it(tmp_path: Path) -> None:
     for name in KNOWN:
         if name in ("digits", "fashion_mnist"):  # of packages that may be here
             continue
-        with pytest.raises(DataError, match=f"data set {name}: not found; looked in .*none"):
+        with pytest.raises(DataError, match=f"data set {name}: not found; looked in .*none") as caught:
             load(name, tmp_path / "none", 8)
+        assert KNOWN[name].get in str(caught.value)
 
 
 def test_batches_are_the_same_whatever_made_them(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from golden import regenerate
 from playwright.sync_api import Browser
 from pydantic import BaseModel
 from ruamel.yaml import YAML
+from test_parity import RATE, example
 
 from duel.catalogue import FRAMEWORKS
 from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, directives, schema, script, study, values
+from duel.report.parity import deviations
 from duel.results import Results
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -187,3 +189,20 @@ def test_the_site_builds_without_a_warning_and_is_searched_from_disk(tmp_path: P
     page.goto((tmp_path / "api.html").as_uri())
     assert page.locator("dt[id='duel.report.pairs.Outcome']").count() == 1
     page.close()
+
+
+def test_the_bounds_of_the_proof_are_those_of_its_table() -> None:
+    """By numbers of its own: tests of the proof take the bounds that the code has."""
+    found = {deviation.check: deviation.bound for deviation in deviations(example(), example(), RATE)}
+    exact = dict.fromkeys(("layers", "loss", "gradients"), 1e-10)
+    exact |= dict.fromkeys(("sgd losses", "adamw losses", "sgd after"), 1e-9) | {"adamw after": 1e-6}
+    rounded = {"layers": 1e-5, "gradients": 1e-5, "sgd losses": 1e-4, "shifted logits": 1e-2}
+    said = {f"float64 {check}": bound for check, bound in exact.items()}
+    said |= {f"fp32 {check}": bound for check, bound in rounded.items()}
+    assert {check: found.get(check) for check in said} == said
+    assert found["bf16 error"] == 2.0
+    table = (ROOT / "docs" / "models.md").read_text()
+    for check, bound in (("float64 layers", "1e-10"), ("float64 SGD, AdamW", "1e-9"), ("float64 SGD after", "1e-9")):
+        assert re.search(rf"^\| {check} \|.*\| {bound} \|$", table, re.M), check
+    for check, bound in (("float64 AdamW after", "1e-6"), ("float32 SGD", "1e-4"), ("float32 shifted logits", "1e-2")):
+        assert re.search(rf"^\| {check} \|.*\| {bound} \|$", table, re.M), check

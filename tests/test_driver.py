@@ -15,7 +15,7 @@ from conftest import Main, clean_environment, heeding_ctrl_c, rows_of, without_c
 from test_paired import LOAD
 
 from duel.catalogue import BENCHMARKS, VALIDATE
-from duel.files import locked
+from duel.files import locked, process_started
 from duel.job import Job
 from duel.launch import local
 from duel.measure.supervisor import _may_share
@@ -235,11 +235,12 @@ def test_a_killed_supervisor_takes_its_process_along_and_the_status_is_true(main
     wait_for(lambda: run.status().phase.startswith(("compiling", "training")))
     supervisor = run.status().owner.pid
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    measuring = [pid for pid in children if "run_folder" in _command_of(pid)]
+    assert measuring
     os.kill(supervisor, signal.SIGKILL)
     wait_for(lambda: run.stored_status().state == "failed")
     assert "killed by signal 9" in run.status().cause
-    measuring = [pid for pid in children if "run_folder" in _command_of(pid)]
-    wait_for(lambda: not any(Path(f"/proc/{pid}/stat").exists() and _alive(pid) for pid in measuring), 20)
+    wait_for(lambda: not any(process_started(int(pid)) for pid in measuring), 20)
     main("collect")
     assert rows_of(checkout)[0]["status"] == "failed"
 
@@ -249,13 +250,6 @@ def _command_of(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except FileNotFoundError:
         return ""
-
-
-def _alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_local_jobs_survive_the_driver(main: Main, checkout: Path) -> None:

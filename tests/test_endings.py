@@ -21,11 +21,6 @@ from duel.table import merge, read_rows, update
 DEAD = 2**22 - 1  # the number of no process
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Results:
-    return Results(tmp_path / "results")
-
-
 def test_what_a_killed_driver_left_is_removed_a_day_later(results: Results) -> None:
     run = new_run(results)
     folder = results.folder / "runs"

@@ -200,6 +200,9 @@ def test_samples_and_rates_that_cannot_be_are_refused() -> None:
     clock.possible(10**9, 0.01, 5e10)
     with pytest.raises(Disproved, match="20 times the measured ceiling of this device"):
         clock.possible(10**9, 0.001, 5e10)
+    clock.possible(195, 1.0, 50.0)
+    with pytest.raises(Disproved, match="4 times the measured ceiling"):
+        clock.possible(205, 1.0, 50.0)
 
 
 class Optimizer:

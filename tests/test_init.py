@@ -307,7 +307,8 @@ def test_the_users_own_formats_change_nothing(describe: Describe, monkeypatch: p
     monkeypatch.setenv("SLURM_CLUSTERS", "elsewhere")
     monkeypatch.setenv("SLURM_CONF", "/etc/kept")
     told = '[ -z "$SINFO_PARTITION$SLURM_CLUSTERS" ] && [ "$SLURM_CONF" = /etc/kept ] || exit 9\n'
-    describe({"sacctmgr": told + 'case "$*" in *"show user "*" withassoc format="*) ;; *) exit 8;; esac'})
+    _, said = describe({"sacctmgr": told + 'case "$*" in *"show user "*" withassoc format="*) ;; *) exit 8;; esac'})
+    assert "sacctmgr printed nothing" in said
 
 
 def test_a_real_slurm_takes_jobs_of_every_target(

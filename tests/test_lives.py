@@ -22,11 +22,6 @@ BEGUN = time.time() - 7200
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Results:
-    return Results(tmp_path / "results")
-
-
-@pytest.fixture
 def training(results: Results) -> Run:
     """A training that ran for an hour on another machine as job 41, wrote a checkpoint, and was heard of no more."""
     run = results.run(JOB.run_id())

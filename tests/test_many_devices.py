@@ -67,6 +67,10 @@ def test_strong_scaling_divides_one_batch(main: Main, checkout: Path) -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_rank_that_dies_ends_the_others_and_is_named(main: Main, checkout: Path, framework: str) -> None:
+    timed, begins = checkout / "duel" / "measure" / "timed.py", "    losses = timing.opening_steps("
+    text = timed.read_text()
+    assert text.count(begins) == 1
+    timed.write_text(text.replace(begins, f"    __import__('time').sleep(5)\n{begins}"))  # long enough to be seen
     asked = ("--benchmark", "mnist", "--use_case", "2", "--framework", framework, *SMOKE)
     assert main(*asked).returncode == 0
     (run,) = Results(checkout / "results").runs()
@@ -97,23 +101,21 @@ def test_what_one_rank_died_of_comes_before_what_others_say_of_it() -> None:
 
 def _processes(run: Run) -> list[list[str]]:
     """The command lines of all processes that measure for ``run``."""
-    lines = [path.read_bytes().decode().split("\0") for path in Path("/proc").glob("[0-9]*/cmdline") if _there(path)]
-    return [line for line in lines if str(run.folder) in line]
+    return [words for path in Path("/proc").glob("[0-9]*/cmdline") if str(run.folder) in (words := _words(path))]
 
 
-def _there(path: Path) -> bool:
+def _words(path: Path) -> list[str]:
     try:
-        return bool(path.read_bytes())
+        return path.read_bytes().decode(errors="replace").split("\0")
     except OSError:  # ended meanwhile
-        return False
+        return []
 
 
 def _measuring(run: Run, rank: int) -> int:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        if _there(path):
-            words = path.read_bytes().decode().split("\0")
-            if str(run.folder) in words and words[words.index("--rank") + 1 :][:1] == [str(rank)]:
-                return int(path.parent.name)
+        words = _words(path)
+        if str(run.folder) in words and words[words.index("--rank") + 1 :][:1] == [str(rank)]:
+            return int(path.parent.name)
     raise AssertionError(f"no process of rank {rank}")
 
 
@@ -217,7 +219,7 @@ def test_what_cannot_be_shared_out_among_processes_is_skipped(monkeypatch: pytes
 def test_a_jax_process_takes_its_own_of_the_gpus_it_sees(visible: str | None, own: list[int]) -> None:
     code = "import sys; sys.path[:0] = ['jax']; sys.path.append('.'); import devices\n"
     code += "print([devices._local_device(rank) for rank in range(3)])"
-    environment = clean_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+    environment = clean_environment() | {"CUDA_VISIBLE_DEVICES": visible or ""}
     command = [interpreter("jax"), "-c", code]
     said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=True)
     assert json.loads(said.stdout) == own

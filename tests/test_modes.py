@@ -243,7 +243,7 @@ def test_each_side_asks_for_switches_of_its_own_and_for_all_that_it_has(framewor
             match node:
                 case ast.Call(func=ast.Attribute(attr="on" | "value"), args=[ast.Constant(value=str(switch))]):
                     asked.add(switch)
-    of_everyone = {"deterministic", "threads"}  # the measuring process looks at these, too
+    of_everyone = {"threads"}  # the measuring process looks at it, too
     assert asked | of_everyone == {switch.name for switch in SWITCHES if switch.framework == framework}
 
 

@@ -22,9 +22,20 @@ from duel.catalogue import BENCHMARKS
 from duel.measure import batches, parameters
 from duel.measure.device import Setting
 
+
+def aligned(array):  # as XLA must find it to use it as it is
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    found = memory[-memory.ctypes.data % 64 :][: array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
 device = devices.select("cpu")
 entry = dataclasses.replace(BENCHMARKS["mnist"], dataset="synthetic")
 pool = batches.pool(entry, "tiny", 4, 0, pathlib.Path())
+pool = dataclasses.replace(pool, batches=tuple(
+    dataclasses.replace(batch, inputs=tuple(map(aligned, batch.inputs))) for batch in pool.batches
+))
 arrays = parameters.initialise(weights.shapes(network.build(entry, "tiny")), 0)
 work = inference.Inference(Setting(entry, "tiny", "fp32", device), pool, arrays)
 work.compile()
@@ -59,15 +70,20 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module", params=FRAMEWORKS)
-def found(request: pytest.FixtureRequest) -> dict[str, Any]:
-    command = [interpreter(request.param), "-c", SCRIPT, request.param]
+def framework(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def found(framework: str) -> dict[str, Any]:
+    command = [interpreter(framework), "-c", SCRIPT, framework]
     said = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=600)
     assert said.returncode == 0, said.stdout + said.stderr
     return dict(json.loads(said.stdout.splitlines()[-1]))
 
 
 def test_a_batch_on_the_device_is_not_numpy_s_own_memory(found: dict[str, Any]) -> None:
-    """A CPU's peak memory would be smaller by the pool; in JAX now and then, as numpy's memory happens to lie."""
+    """A CPU's peak memory would be smaller by the pool."""
     assert found["kept"] == [True]
 
 
@@ -77,10 +93,12 @@ def test_of_a_result_one_number_is_read(found: dict[str, Any]) -> None:
     assert found["copied"] == [1]
 
 
+@pytest.mark.parametrize("framework", ["pytorch"], scope="module")
 def test_the_switch_threads_sets_pytorch_s_own_number(found: dict[str, Any]) -> None:
     """By itself it takes a core's two hardware threads for one, and JAX both."""
-    assert found.get("threads", 3) == 3
+    assert found["threads"] == 3
 
 
+@pytest.mark.parametrize("framework", ["pytorch"], scope="module")
 def test_a_build_for_rocm_is_known_as_one(found: dict[str, Any]) -> None:
-    assert found.get("hip", "7.1") == "7.1"
+    assert found["hip"] == "7.1"

@@ -9,7 +9,7 @@ from test_comparability import GOOD, OTHER, judged
 
 from duel.comparability import NOT_COMPARABLE, partners
 from duel.record import Row
-from duel.report import pairs
+from duel.report import itself, pairs
 from duel.report.compare import standing
 from duel.report.itself import same_side
 from duel.states import SKIPPED
@@ -174,3 +174,8 @@ def test_a_slower_start_is_made_up_for_after_some_steps() -> None:
     assert found.break_even_steps == pytest.approx(2.0 / 0.01)
     (never,) = outcomes(sides([2.0, 2.1, 2.0, 2.1], step_seconds_p50=0.005))
     assert never.break_even_steps is None
+
+
+def test_nothing_that_sessions_must_share_is_forgotten() -> None:
+    versions = "code_sha256 framework_version python_version packages_sha256"
+    assert set(itself.ALIKE) == {*f"{versions} switches variables execution device_name".split()}

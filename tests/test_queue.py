@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_queue import NOW, SAID_BY_SQUEUE, recorded
+from test_driver import wait_for
 
+from duel.files import process_started
 from duel.launch import queue
 from duel.launch.queue import Answer, ask
 from duel.launch.reasons import ALIVE, BLOCKED, ENDED, PREEMPTED, WAITING, SlurmJob, judge, when
@@ -277,17 +279,7 @@ def test_a_tool_that_hangs_is_ended_with_all_that_it_started(
     assert answer.notes == ["the queue is unavailable: squeue has not answered for 1 s"]
     assert not answer.controller
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 10
-    while _runs(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _runs(child)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_for(lambda: process_started(child) is None)
 
 
 def test_a_user_whom_the_machine_does_not_know_costs_the_others_nothing(

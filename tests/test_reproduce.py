@@ -154,6 +154,12 @@ def test_a_published_time_that_cannot_be_read_is_reported(tmp_path: Path, capsys
     assert f"{rows[0].run_id}, row 0: damaged: " in capsys.readouterr().err
 
 
+def test_a_benchmark_that_this_version_lacks_is_named(tmp_path: Path) -> None:
+    newer = publish(Results(tmp_path), point(1.5, benchmark="mlp"))
+    with pytest.raises(UserError, match=r"planted: this version has no benchmark 'mlp'; valid: resnet50, "):
+        reproduce.points(newer, [], None)
+
+
 def test_a_set_without_ratios_says_so(tmp_path: Path) -> None:
     young = publish(Results(tmp_path), point(1.5, 1, 1))
     with pytest.raises(UserError, match=r"no point of planted has a ratio yet"):
@@ -173,6 +179,7 @@ def test_an_archive_has_everything_with_checksums(records: Records, tmp_path: Pa
             assert hashlib.sha256(archive.read(f"duel-planted/{name}")).hexdigest() == digest
     assert {"CITATION.cff", "LICENSE", "planted/results.csv", "planted/report/index.html"} <= names
     assert any(name.startswith("code-") for name in names)
+    assert {line.split("  ", 1)[1] for line in sums} == names - {"SHA256SUMS"}
     with pytest.raises(UserError, match=r"commit 000000000000.*is not in this clone"):
         bundle.write(records, tmp_path / "bundles", print)
     kept = tmp_path / "kept"

@@ -30,11 +30,6 @@ JOB = Job("jax", "mnist", 1, "smoke", "fp32", "cpu", "local")
 GONE = Owner(this_process().host, 2**22 - 1, "0")
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Results:
-    return Results(tmp_path / "results")
-
-
 def new_run(results: Results, owner: Owner | None = None) -> Run:
     run = results.run(JOB.run_id())
     run.create(JOB.rows(), owner=owner or this_process())

@@ -125,7 +125,6 @@ def test_every_job_of_the_catalogue_has_a_script_that_bash_accepts() -> None:
                 for precision in PRECISIONS:
                     planned = Job("jax", benchmark, use_case, preset, precision, "gpu", "h100")
                     bash_accepts(script.render(planned, TARGETS["h100"], CHECKOUT))
-                    assert planned.run_id()
 
 
 def test_an_undefined_value_is_an_error() -> None:

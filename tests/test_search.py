@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_tuned import CHOICE, MNIST, SET
 
 from duel import modes, tuned
 from duel.catalogue import FRAMEWORKS, TRIAL
@@ -14,11 +15,10 @@ from duel.record import Row
 from duel.report import trials
 from duel.results import Results, Run
 from duel.states import FAILED, FINISHED
-from duel.tuned import Choice, Trial
+from duel.tuned import Trial
 
 RESNET50 = Row(framework="pytorch", benchmark="resnet50", use_case=1, precision="fp32", device_kind="cpu")
 THREE = ("compile", "channels_last", "fused_optimizer")
-SET = "default+compile+channels_last+fused_optimizer"
 
 
 def searched(row: Row, rates: dict[str, float], most: int = 99) -> list[str]:
@@ -179,7 +179,12 @@ def recorded(run: Run, row: Row, projections: float) -> Row:
     return row.replace(run_id=run.id, status=FINISHED, evidence_sha256=sha256([evidence.to_bytes()]))
 
 
-def test_a_mode_that_computes_something_else_is_not_chosen(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "said"), [("", "losses before the clock (apart by "), ("rubbish", "not an evidence file: ")]
+)
+def test_a_mode_that_computes_something_else_or_nothing_readable_is_not_chosen(
+    tmp_path: Path, damage: str, said: str
+) -> None:
     run = Results(tmp_path).run("paired_resnet50_1_trial-260101-000000-00abcd")
     planned = MNIST.replace(benchmark="resnet50", mode="default", row=0, point=0, preset=TRIAL)
     run.create([planned])
@@ -187,6 +192,8 @@ def test_a_mode_that_computes_something_else_is_not_chosen(tmp_path: Path) -> No
         wrong = row.mode == SET
         rate = {"default": 1.0, SET: 9.0}.get(str(row.mode), 2.0)
         run.write_row(recorded(run, row, 1.1 if wrong else 1.0).replace(throughput=rate))
+        if wrong and damage:
+            run.evidence_file(row.row or 0, 0).write_text(damage)
     stored = tuned.read(tuned.path(tmp_path, str(MNIST.device_name)))
     assert stored is not None
     (choice,) = stored.choices
@@ -194,7 +201,7 @@ def test_a_mode_that_computes_something_else_is_not_chosen(tmp_path: Path) -> No
     assert next(trial for trial in choice.trials if trial.mode == SET).throughput is None
     failed = next(row for row in run.rows() if row.mode == SET)
     assert (failed.status, failed.why) == (FAILED, "disproved")
-    assert str(failed.cause).startswith("disproved: other results than in default: losses before the clock (apart by ")
+    assert str(failed.cause).startswith(f"disproved: other results than in default: {said}")
     assert any(str(failed.cause) in note for note in trials.table(run.rows()).notes)
 
 
@@ -224,24 +231,3 @@ def measured_again(again: list[float | None]) -> list[Trial]:
     """The trials of a search whose fastest mode was ``SET``, measured again in the order A B B A."""
     order = [SET, "default", "default", SET] * 2
     return [Trial("default", 1.0), Trial(SET, 1.5), *(Trial(*pair) for pair in zip(order, again, strict=False))]
-
-
-CHOICE = Choice(
-    *("pytorch", "mnist", "tiny", "fp32", "training", None, 16, SET),
-    trials=[Trial("default", 1.0), Trial(SET, 2.0), Trial(SET, 2.0), Trial("default", 1.0)],
-    seconds=12.5,
-    framework_version="2.14.1",
-    code_sha256="c0de",
-    cpus=2,
-    run_id="paired_mnist_1_trial-260101-000000-00abcd",
-)
-MNIST = Row(
-    **{name: getattr(CHOICE, name) for name in ("framework", "benchmark", "size", "precision", "framework_version")},
-    code_sha256="c0de",
-    cpus=2,
-    use_case=1,
-    batch_size=16,
-    device_count=1,
-    device_kind="cpu",
-    device_name="AMD EPYC 9B14",
-)

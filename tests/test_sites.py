@@ -293,7 +293,7 @@ exit 3
 
 
 def test_a_site_s_own_warning_is_passed_on_as_the_one_that_the_interpreter_knows(site: Site) -> None:
-    site.python("""trap 'echo told >>"$LOG"; exit 7' USR2; echo ready >>"$LOG"
+    site.python("""trap 'echo told >>"$LOG"; exit 7' USR2; sleep 0.1; echo ready >>"$LOG"
 for ((turn = 0; turn < 600; turn++)); do sleep 0.05; done
 """)
     with site.start(make_target(directives=["--signal=B:SIGUSR1@300"]), make_job()) as process:

@@ -1,19 +1,12 @@
 """The throwaway Slurm itself: what the other tests take for granted when they use it."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from slurm_cluster import SlurmCluster
-
-
-def wait_for(ready: Callable[[], bool], seconds: float = 40) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+from test_driver import wait_for
 
 
 def submit(cluster: SlurmCluster, command: str, *options: str) -> str:
@@ -42,8 +35,8 @@ def test_steps_see_the_devices_of_their_job(slurm: SlurmCluster) -> None:
 def test_a_killed_node_takes_its_jobs_along(slurm: SlurmCluster, noticed: bool) -> None:
     pids = slurm.folder / "pids"
     command = f"srun --cpu-bind=none sh -c 'echo $$ $PPID >{pids}.new; mv {pids}.new {pids}; sleep 100'"
-    job = submit(slurm, command, "--partition=h100", "--nodelist=h100-1", "--no-requeue")
     pids.unlink(missing_ok=True)
+    job = submit(slurm, command, "--partition=h100", "--nodelist=h100-1", "--no-requeue")
     wait_for(pids.exists)
     slurm.kill_node("h100-1", noticed=noticed)
     assert all(ended(int(pid)) for pid in pids.read_text().split())

@@ -116,7 +116,7 @@ def test_a_site_without_accounting_sees_its_runs_through(
     site.main(*MNIST, "--framework", "pytorch")
     second = site.results.runs()[-1]
     site.wait(lambda: site.statuses()[second.id]["state"] in ("failed", "lost"))
-    assert site.statuses()[second.id]["state"] != "finished"
+    assert site.statuses()[second.id]["cause"]
 
 
 @pytest.mark.parametrize("rounds", [10, pytest.param(50, marks=pytest.mark.full)])

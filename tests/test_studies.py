@@ -238,8 +238,6 @@ def test_a_point_that_waits_or_failed_is_not_started_again(results: Results) -> 
 
 def test_the_time_of_a_row_is_the_best_that_is_known() -> None:
     mine, here = job(), rows(1, target="local", device_kind="cpu", matmul_flops_per_second=1e12)
-    seconds = {(row.started, row.ended): 19.0 for row in here}
-    assert seconds
     assert Known(here).job(mine) == estimate.Estimate(8 * 19.0, estimate.MEASURED)
     assert Known(here).job(dataclasses.replace(mine, mode="tuned")).source == estimate.SIMILAR
     slow = [dataclasses.replace(row, target="there", ended=f"{str(row.started)[:-3]}59Z") for row in here]

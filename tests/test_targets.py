@@ -1,21 +1,11 @@
 """A target of cluster.yaml as it is for one job: its count of devices, its variants, its placeholders."""
 
-from typing import Any
-
 import pytest
+from test_cluster import job
+from test_scripts import slurm
 
 from duel.errors import UserError
-from duel.job import Job
-from duel.launch.schema import Target
 from duel.launch.values import PLACEHOLDERS
-
-
-def job(nodes: int = 1, devices_per_node: int = 1, framework: str = "jax", target: str = "here", **more: Any) -> Job:
-    return Job(framework, "mnist", 1, "standard", "fp32", None, target, nodes, devices_per_node, **more)
-
-
-def slurm(**keys: Any) -> Target:
-    return Target.model_validate({"scheduler": "slurm", "python": {"jax": "python", "pytorch": "python"}} | keys)
 
 
 def test_all_that_a_variant_is_for_must_hold() -> None:

@@ -223,6 +223,7 @@ def test_what_is_broken_is_told_before_it_is_used(tmp_path: Path) -> None:
     )
     said = thorough.remarks(JOB, LOCAL, results)
     assert len(said) == 2
+    assert submit._known_of(JOB, LOCAL, results) == said, "a submission says it"
     more = dataclasses.replace(JOB, framework=PAIRED, use_case=2, profile=True)
     assert {text.partition(" is broken")[0] for text in thorough.remarks(more, LOCAL, results)} > {
         *("profiler", "two devices", "pair of mnist")

@@ -162,9 +162,12 @@ def test_the_summary_is_over_blocks() -> None:
 def test_the_opening_steps_are_dispatched_before_any_loss_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Steps(2.0)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: work.now)
+    dispatched: list[int] = []  # before each loss is read
+    monkeypatch.setattr(work, "loss", lambda handle: dispatched.append(len(work.taken)) or float(handle))
     said: list[tuple[int, float]] = []
     losses = timing.opening_steps(work, 5, lambda step, loss: said.append((step, loss)))
     assert losses == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert dispatched == [5] * 5
     assert said == list(enumerate(losses))
     assert work.synchronised == []
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import real_pictures
 from conftest import Main, rows_of
+from test_driver import wait_for
 from wandb_server import on_disk
 
 from duel import comparability, recipes
@@ -41,7 +42,7 @@ def test_both_sides_train_on_the_same_batches_and_are_compared(main: Main, check
         assert float(jax["held_out_loss_before"]) == pytest.approx(float(pytorch["held_out_loss_before"]), rel=1e-5)
         assert abs(float(jax["top1"]) - float(pytorch["top1"])) < 0.03
         assert 0 <= float(jax["waiting_share"]) < 1
-        assert "no energy counter" in json.loads(jax["missing"])["training_joules"]
+        assert jax["training_joules"] or "no energy counter" in json.loads(jax["missing"])["training_joules"]
     assert rows[0]["seen_sha256"] != rows[2]["seen_sha256"], "another seed, another order"
     (run,) = Results(checkout / "results").runs()
     for row in run.rows():
@@ -134,11 +135,11 @@ def test_data_that_is_not_there_is_an_input_error(main: Main, checkout: Path) ->
     assert row["cause"].startswith("input: data set cora: not found; looked in cora/ in the data folder")
 
 
-def killed_until_done(main: Main, checkout: Path, framework: str, kills: int, seed: int) -> dict[str, Any]:
+def killed_until_done(main: Main, checkout: Path, framework: str, kills: int, epochs: int) -> dict[str, Any]:
     """Train, killing supervisor and process at random instants; return the last checkpoint's arrays."""
-    chance = random.Random(seed)
+    chance = random.Random(kills)
     environment = {"DUEL_CHECKPOINT_SECONDS": "0.05"}
-    options = (*DIGITS, "--framework", framework, "--epochs", "40")
+    options = (*DIGITS, "--framework", framework, "--epochs", str(epochs))
     assert main(*options, **environment).returncode == 0
     done = 0
     results = Results(checkout / "results")
@@ -158,8 +159,7 @@ def killed_until_done(main: Main, checkout: Path, framework: str, kills: int, se
         wait_for(lambda begun=begun: run.stored_status().updated > begun and "training" in run.stored_status().phase)  # type: ignore[misc]
     wait_for(lambda: run.status().state in TERMINAL)
     assert run.status().state == FINISHED
-    print(f"{framework}: {done} kills")
-    assert done >= min(kills, 2)
+    assert done == kills, "the training ended before"
     return last_arrays(run)
 
 
@@ -171,17 +171,11 @@ def last_arrays(run: Run) -> dict[str, Any]:
     return found | {"step": course["step"], "seen": course["seen"], "top1": [e["top1"] for e in course["epochs"]]}
 
 
-def wait_for(true: Any, seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def resumed_bit_for_bit(main: Main, checkout: Path, tmp_path: Path, framework: str, kills: int) -> None:
-    killed = killed_until_done(main, checkout, framework, kills, seed=kills)
+    epochs = 20 * kills
+    killed = killed_until_done(main, checkout, framework, kills, epochs)
     (checkout / "results").rename(tmp_path / "killed")
-    whole = main(*DIGITS, "--framework", framework, "--epochs", "40", "--wait")
+    whole = main(*DIGITS, "--framework", framework, "--epochs", str(epochs), "--wait")
     assert whole.returncode == 0, whole.stdout + whole.stderr
     (run,) = Results(checkout / "results").runs()
     alone = last_arrays(run)

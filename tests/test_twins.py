@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from duel import certificate
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -187,3 +188,8 @@ def test_a_twin_that_drifted_is_noticed() -> None:
     assert declared(text, "A") == {"step": "(index)"} != declared(text.replace("index", "i"), "A")
     assert functions(ast.parse(text).body) == {"f": "(x, *, y=1)"}
     assert public(text.replace("int", "Array").replace("_own", "_other")) == public(text)
+
+
+def test_a_change_of_what_both_sides_compute_voids_their_certificate() -> None:
+    computing = {*WORK, "network", "weights", "devices"} - {"trainer"}
+    assert set(certificate.TWIN_FILES) == {f"{name}.py" for name in computing} | {"models/_layers.py"}

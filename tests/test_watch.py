@@ -128,6 +128,7 @@ def test_energy_is_the_counter_s_difference(nvml: StandIn, clock: SimpleNamespac
     watch.begin()
     found = watch.columns([watch.block()], items=3000)
     assert (found["joules_per_item"], found["mean_watts"], found["energy_source"]) == (2.0, 300.0, "NVML")
+    assert found["idle_watts"] == 70.0
     assert found["device_process_bytes"] == 3_000_000_000
 
 
@@ -168,6 +169,7 @@ def test_a_counter_of_one_device_is_not_the_energy_of_several(nvml: StandIn, clo
     found = watch.columns([watch.block()], items=10)
     assert found["joules_per_item"] is None
     assert found["missing"]["joules_per_item"] == "measured on one device"
+    assert watch.least_seconds == 0.0
 
 
 FUNCTIONS = [

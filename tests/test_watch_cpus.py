@@ -8,26 +8,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_watch import clock
 
 from duel.measure import watch as watching
 from duel.measure.device import Device, World
 from duel.measure.watch import Conditions, Watch, left_out
 
+__all__ = ["clock"]  # the fixture
+
 CPU = Device("cpu", "some processor", 1)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Seconds, which go on only where a test says so."""
-    now = SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now.seconds, sleep=lambda s: None))
-    return now
 
 
 def test_a_foreign_load_on_the_cpus_is_seen() -> None:
     """The load: a process that does nothing but compute."""
     watch = Watch(CPU, World())
+    watch._cpus = watch._cpus[:2]  # of many, one busy one is a small share
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as load:
+        os.sched_setaffinity(load.pid, watch._cpus)
         watch.begin()
         time.sleep(1.0)
         block = watch.block()
@@ -128,6 +125,7 @@ def test_energy_of_cpus_is_that_of_all_packages_and_counters_begin_anew(
     assert found["joules_per_item"] == pytest.approx(used / 100)
     assert found["mean_watts"] == pytest.approx(used / 20)
     assert found["energy_source"] == "RAPL"
+    assert watch.least_seconds == watching.ENERGY_SECONDS
 
 
 def test_energy_counters_that_only_root_may_read_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,3 +136,4 @@ def test_energy_counters_that_only_root_may_read_are_a_reason(tmp_path: Path, mo
     watch.begin()
     found = watch.columns([watch.block()], items=1)
     assert found["missing"]["joules_per_item"].startswith("no energy counter can be read here")
+    assert watch.least_seconds == 0.0

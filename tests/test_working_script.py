@@ -95,6 +95,8 @@ def test_what_is_no_script_for_slurm_is_refused(tmp_path: Path, content: bytes |
 
 
 def test_duel_s_own_scripts_become_targets_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in sorted((ROOT / "tests" / "golden").glob("*h100.sh")):
+    paths = sorted((ROOT / "tests" / "golden").glob("*h100.sh"))
+    assert len(paths) == 3
+    for path in paths:
         loaded, _ = made(tmp_path, capsys, path.read_text())
         assert "--partition=h100" in loaded.targets["job"].directives

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from duel import files
-from duel.files import FORMAT, Damaged, locked, stamp, write_atomically
+from duel.files import FORMAT, RUN_ID, Damaged, locked, stamp, write_atomically
 from duel.job import Job
 from duel.launch import queue
 from duel.results import Results, Run
@@ -36,15 +36,19 @@ class Intent:
 
 def names(results: Results) -> list[str]:
     """Return the submissions that are under way, oldest first."""
-    return sorted(path.stem for path in results.queue.glob("*.json") if not path.name.startswith("."))
+    found = results.queue.glob("*.json")
+    return sorted(path.stem for path in found if not path.name.startswith(".") and not path.is_dir())
 
 
 def read(results: Results, name: str) -> Intent | None:
     """Return a submission; None if it has ended. Raises Damaged, or OtherVersion if another version recorded it."""
     try:
-        return files.read_record(results.queue / f"{name}.json", Intent)
+        intent = files.read_record(results.queue / f"{name}.json", Intent)
     except FileNotFoundError:
         return None
+    if not intent.runs or not all(map(RUN_ID.fullmatch, intent.runs)):
+        raise Damaged(f"{name}.json is damaged: it names no runs, or what cannot be one")
+    return intent
 
 
 def new(results: Results, intent: Intent) -> str:

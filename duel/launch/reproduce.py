@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from duel import terminal
-from duel.catalogue import MANY, PRESETS
+from duel.catalogue import BENCHMARKS, MANY, PRESETS
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import manage, submit
@@ -60,7 +60,7 @@ class Judged:
 def points(records: Records, names: Sequence[str], target: str | None) -> list[Point]:
     """Return the points of ``records`` with the ids ``names``, or all with a ratio; on ``target`` if that is given.
 
-    Raises UserError for an unknown id, or if no point has a ratio.
+    Raises UserError for an unknown id, for what this version cannot measure, or if no point has a ratio.
     """
     found = []
     for outcome, line in records.found:
@@ -75,7 +75,11 @@ def points(records: Records, names: Sequence[str], target: str | None) -> list[P
         if name not in known:
             how = f"'main.py reproduce {records.name} --dry_run' lists them"
             raise UserError(f"--point {name!r}: not in {records.name}; {how}")
-    return [known[name] for name in names] if names else found
+    chosen = [known[name] for name in names] if names else found
+    for name in (point.job.benchmark for point in chosen):
+        if name not in BENCHMARKS:
+            raise UserError(f"{records.name}: this version has no benchmark {name!r}; valid: {', '.join(BENCHMARKS)}")
+    return chosen
 
 
 def show(records: Records, chosen: Sequence[Point]) -> None:

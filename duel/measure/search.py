@@ -89,7 +89,11 @@ class _Side:
             return row
         if default.precision != row.precision:  # after crashes of XLA's autotuner: no trial anyway
             return row
-        if found := disagreements(self._evidence(default), self._evidence(row)):
+        try:
+            found = disagreements(self._evidence(default), self._evidence(row))
+        except (OSError, ValueError) as error:  # damaged since it was written
+            found = [str(error)]
+        if found:
             cause = f"disproved: other results than in {modes.DEFAULT}: {'; '.join(found)}"
             row = row.replace(status=FAILED, cause=cause, why="disproved")
             self._run.write_row(row)
