@@ -12,7 +12,7 @@
         rows/<number>.json         one per measured point
         curves/, checkpoints/      <side>-<n>: the epochs of a training, and its newest two checkpoints
         evidence/<number>-<rank>.npz    what the row's program computed from known weights (duel.evidence)
-        environment.json           packages, device, git, variables
+        environment.json           device and CPUs; of each framework its interpreter, packages, variables
         log.txt                    what the job printed
         launcher.txt               what the script printed outside the job
         worker.txt                 errors of the process that started it on this machine; empty if there were none

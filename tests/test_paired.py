@@ -103,7 +103,7 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
     assert len({row.run_id for row in rows}) == len({row.group for row in rows}) == 1
     assert rows[0].packages_sha256 != rows[1].packages_sha256
     assert not (tmp_path / "mine").exists()
-    # One process and one environment each: the record is of the first row's.
+    # One process and one environment each: the record has both.
     (run,) = Results(checkout / "results").runs()
     assert run.stored_status().part == "row 2 of 2, pytorch"
     (offline,) = run.folder.glob("wandb/offline-run-*")
@@ -114,7 +114,10 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
     assert summary["pair/comparable"] == rows[0].comparable
     assert {"jax", "pytorch", "gcn"} <= set(found["tags"])
     record = json.loads(run.environment.read_text())
-    assert "torch" not in record["modules"]
+    assert "torch" not in record["jax"]["modules"]
+    assert "jax" not in record["pytorch"]["modules"]
+    assert record["jax"]["packages"]["jax"] == rows[0].framework_version
+    assert record["pytorch"]["packages"]["torch"] == rows[1].framework_version
 
 
 @pytest.mark.parametrize(

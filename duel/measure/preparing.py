@@ -14,7 +14,7 @@ from pathlib import Path
 from duel import certificate, modes, tuned
 from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
-from duel.files import write_atomically
+from duel.files import Damaged, read_object, write_atomically
 from duel.measure import batches, canary, clock, gpus, parameters, probes, timing
 from duel.measure.device import Device, Setting, World
 from duel.measure.measurement import Columns, Measurement, Skip
@@ -189,18 +189,31 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
 
 def check_precision(m: Measurement) -> Columns:
     """Run the canary and, once the precision is known to be in force, record the run's environment."""
-    devices = importlib.import_module("devices")
     errors = canary.errors(importlib.import_module("canary").products(m.work))
     m.row = m.row.replace(canary=canary.said(errors))
     if wrong := canary.contradiction(errors, m.setting.precision):
         if m.world.rank == 0:
             m.run.write_row(m.row)  # with its canary
         raise UserError(f"precision {m.setting.precision} is not in force: {wrong}")
-    if m.number == 0 and m.world.rank == 0:
-        record = probes.environment() | {"device": dataclasses.asdict(m.device), "framework": devices.versions()}
-        record["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
-        write_atomically(m.run.environment, json.dumps(record, indent=1) + "\n")
+    if m.world.rank == 0:
+        _record_environment(m)
     return {}
+
+
+def _record_environment(m: Measurement) -> None:
+    """Write this side's part of the run's environment.json, and the machine's, unless an earlier row did."""
+    try:
+        stored = read_object(m.run.environment)
+    except (FileNotFoundError, Damaged):
+        stored = {}
+    side = str(m.row.framework)
+    if side in stored:
+        return
+    found = probes.environment() | {"device": dataclasses.asdict(m.device)}
+    mine = {name: found.pop(name) for name in ("python", "interpreter", "packages", "variables")}
+    mine["versions"] = importlib.import_module("devices").versions()
+    mine["modules"] = sorted({name.partition(".")[0] for name in sys.modules})
+    write_atomically(m.run.environment, json.dumps(found | stored | {side: mine}, indent=1) + "\n")
 
 
 def compile_step(m: Measurement) -> Columns:
