@@ -100,7 +100,7 @@ lock: ## rewrite requirements/*.txt from *.in (UPGRADE=1: with the newest versio
 	done
 
 benchmark: ## begin a new benchmark, both sides of it: make benchmark NAME=mlp_mixer
-	@$(or $(PYTHON),python3) -m duel.launch.skeleton '$(NAME)'
+	@$(or $(PYTHON),$(wildcard $(python)),python3) -m duel.launch.skeleton '$(NAME)'
 
 docs: test-env ## the documentation with search and API pages, in docs/_build (opens from disk)
 	@$(python) -m sphinx --quiet --fail-on-warning --builder html docs docs/_build

@@ -15,7 +15,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.realpath(__file__))
 DRIVER = os.path.join(ROOT, ".venv", "driver")
-NEEDED = ("jinja2", "msgspec", "pydantic", "rich", "submitit")
+NEEDED = ("jinja2", "msgspec", "pandas", "pydantic", "rich", "ruamel", "scipy", "submitit")
 
 
 def enter_driver() -> None:
@@ -35,6 +35,8 @@ def _installed(name: str) -> bool:
 
 if __name__ == "__main__":
     enter_driver()
+    if ROOT not in sys.path:  # PYTHONSAFEPATH or 'python -P'
+        sys.path.insert(0, ROOT)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None if the parent process closed it
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows '?' instead of a traceback

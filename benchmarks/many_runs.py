@@ -50,7 +50,7 @@ def measured(command: list[str], folder: Path) -> tuple[float, float]:
     seconds = time.perf_counter() - start
     if status:
         raise RuntimeError(f"{command} failed")
-    return seconds, usage.ru_maxrss * 1024 / 1e6
+    return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
 
 
 def main() -> int:

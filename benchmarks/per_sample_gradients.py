@@ -6,7 +6,8 @@
 JAX: each product against plain ``jit(vmap(grad))`` and the same reduction. PyTorch: the faster of its own modes against
 the fastest of Opacus's ways to the product (hooks, functorch, expanded weights, ghost clipping). All are warmed
 up; blocks alternate in the order A B B A in one process. The ratio is exp(mean log ratio of the pairs) with its 95 % t
-interval, from as many pairs as make that narrow enough; its upper bound must be at most 1.05. Exit code 1 if not.
+interval within this process, from as many pairs as make that narrow enough; its upper bound must be at most 1.05. Exit
+code 1 if not.
 """
 
 import itertools

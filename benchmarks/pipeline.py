@@ -2,12 +2,12 @@
 
     .venv/pytorch/bin/python benchmarks/pipeline.py FOLDER [--rounds 12]
 
-FOLDER has class folders of JPEGs. All make batches of 64 at 224 x 224 with a random resized crop and a flip, on the
-same number of threads or processes, one for each CPU. 'arrays' starts from the decoded bytes that Duel stores, 'jpegs'
-from the files; only Duel's own reader makes batches that are the same on every machine. grain and torchvision are in
-PyTorch's environment, spdl must be installed there (with FFmpeg's libraries). Rounds alternate; printed are pictures a
-second of one core, and the ratio of Duel to each by medians with its range. Exit code 1 if another is faster by more
-than 5 %.
+FOLDER has class folders of JPEGs. All make batches of 64 at 224 x 224 with a random resized crop and a flip, but for
+spdl, which only resizes, on the same number of threads or processes, one for each CPU. 'arrays' starts from the decoded
+bytes that Duel stores, 'jpegs' from the files; only Duel's own reader makes batches that are the same on every machine.
+grain and torchvision are in PyTorch's environment, spdl must be installed there (with FFmpeg's libraries). Rounds
+alternate; printed are pictures a second of one core, and the ratio of Duel to each by medians with its range. Exit
+code 1 if another is faster by more than 5 %.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from duel.data import pictures, prepared
 from duel.data.feed import Feed
 
 BATCH, SIZE, MOST = 64, 224, 1.05
-THREADS = len(os.sched_getaffinity(0))
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 Loader = Callable[[], int]  # makes all batches once; returns how many pictures
 
 
@@ -60,7 +60,13 @@ def torchvision(read: Callable[[int], Any], count: int) -> Loader:
             return transform(read(place))
 
     loader = torch.utils.data.DataLoader(
-        Pictures(), BATCH, shuffle=True, num_workers=THREADS, persistent_workers=True, drop_last=True
+        Pictures(),
+        BATCH,
+        shuffle=True,
+        num_workers=THREADS,
+        persistent_workers=True,
+        drop_last=True,
+        multiprocessing_context="fork",  # Pictures is a local class
     )
     return lambda: sum(len(batch) for batch in loader)
 

@@ -61,6 +61,8 @@ def turned(args: argparse.Namespace) -> list[tuple[str, str]]:
     kind = choose(None, importlib.import_module("devices").available()).kind
     here = switches.applicable(args.framework, args.benchmark, args.use_case, kind).values()
     known = [switch for switch in here if switch.searched and args.only in (None, switch.name)]
+    if args.framework == "pytorch":  # both sides of a ratio are in one process
+        known = [switch for switch in known if switch.name not in ("attention", "cudnn_benchmark")]
     return [(switch.name, value) for switch in known for value in switch.values[1:]]
 
 
@@ -77,8 +79,12 @@ def measured(args: argparse.Namespace, switch: str, value: str) -> float:
     per_sample = use_case.module == "per_sample_gradients"
     arrays = parameters.initialise(weights.shapes(network.build(benchmark, args.size, per_sample)), 0)
     pool = batches.pool(benchmark, args.size, batch_size, 0, ROOT / "data")
+    from duel.switches import SWITCHES
+
+    (needs,) = (one.needs for one in SWITCHES if (one.framework, one.name) == (args.framework, switch))
+    common = {needs: "on"} if needs else {}
     works = []
-    for switches in ({}, {switch: value}):
+    for switches in (common, common | {switch: value}):
         setting = Setting(
             *(benchmark, args.size, "fp32", device),
             switches=switches,

@@ -79,7 +79,9 @@ class Point:
         """The mode that ``tuned`` stands for."""
         from duel import tuned
 
-        return tuned.found_for(self.row, ROOT / "results")[0] or "tuned"
+        found = tuned.found_for(self.row, ROOT / "results")[0] or "tuned"
+        # PyTorch's attention is set for the whole process, in which others are timed, too.
+        return "tuned" if self.row.framework == "pytorch" and "attention" in found else found
 
     def loop(self, mode: str, model: Any = None) -> Loop:
         """Return the twin's loop over the twin, or over ``model``, which has the same inputs and outputs."""
@@ -124,8 +126,10 @@ def loops(point: Point, others: Path, public_alone: bool) -> Iterator[tuple[str,
     """Yield the twin's loop first, then every other with its name, or a sentence saying why it does not run."""
     tuned = point.tuned
     yield TWIN, point.loop(tuned)
-    modes = () if public_alone else dict.fromkeys(("default", *point.neighbours(tuned, point.row)))
-    for mode in (one for one in modes if "attention" not in one):  # which PyTorch sets only for the whole process
+    modes = [] if public_alone else list(dict.fromkeys(("default", *point.neighbours(tuned, point.row))))
+    if point.row.framework == "pytorch":  # see Point.tuned
+        modes = [mode for mode in modes if "attention" not in mode]
+    for mode in modes:
         yield f"twin, {mode}", point.loop(mode)
     if point.row.framework == "pytorch":
         yield from _public_in_pytorch(point, tuned)
@@ -268,6 +272,8 @@ def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
     held = True
     for name in names:
         for work in works:
+            if args.framework == "pytorch":  # after eight programs of one function it would compile no more
+                importlib.import_module("torch").compiler.reset()
             point = Point(args.framework, name, work)
             found = dict(loops(point, args.others, args.public_alone))
             run = {label: loop for label, loop in found.items() if not isinstance(loop, str)}

@@ -29,7 +29,7 @@ ABSENT: Mapping[str, str] = {
         "sbatch options go in cluster.yaml, under the target's 'directives'",
     ),
     **dict.fromkeys(("repeats", "repeat", "runs", "pairs"), "--preset sets how often a row is measured"),
-    **dict.fromkeys(("seed",), "the seed is fixed: both sides must draw the same weights and batches"),
+    **dict.fromkeys(("seed",), "measured rows all have the same seed; a training takes several with --seeds"),
     **dict.fromkeys(("data_dir", "data"), "the data folder is the target's 'data' in cluster.yaml"),
     **dict.fromkeys(("output", "out", "results"), "records always go to results/"),
     **dict.fromkeys(("wandb", "wandb_project", "project"), "W&B is configured by the target's 'wandb' in cluster.yaml"),

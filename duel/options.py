@@ -49,7 +49,8 @@ TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 SIZES = ("tiny", "full")
 MOST = 9_999_999  # largest count that an option accepts
 MOST_SESSIONS = 100
-SPACING, MOST_SPACING = 2 * 3600, 14 * 24 * 3600  # seconds from the start of one session to that of the next
+# Seconds from the start of one session to that of the next. The least leaves half of them for its pairs.
+SPACING, LEAST_SPACING, MOST_SPACING = 2 * 3600, 3 * SESSION_SECONDS // 2, 14 * 24 * 3600
 # What other tools call the same things.
 FRAMEWORK_SYNONYMS = {"torch": "pytorch", "pt": "pytorch", "flax": "jax", "xla": "jax"}
 PRECISION_SYNONYMS = {
@@ -132,10 +133,10 @@ def spacing(text: str) -> int:
     """Return the seconds between the starts of two sessions, given in hours or minutes."""
     found = re.fullmatch(r"([0-9]{1,5})(h|m|min)", text)
     seconds = int(found[1]) * (3600 if found[2] == "h" else 60) if found else 0
-    if not SESSION_SECONDS <= seconds <= MOST_SPACING:
+    if not LEAST_SPACING <= seconds <= MOST_SPACING:
         raise argparse.ArgumentTypeError(
-            f"time {text!r}: give hours or minutes, such as 2h or 90m, from {SESSION_SECONDS // 3600}h "
-            f"(below which two sessions are one) to {MOST_SPACING // 3600}h"
+            f"time {text!r}: give hours or minutes, such as 2h or 90m, from {LEAST_SPACING // 60}m "
+            f"(a session that begins within 1h of another's end is part of it) to {MOST_SPACING // 3600}h"
         )
     return seconds
 

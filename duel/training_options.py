@@ -12,8 +12,8 @@ from duel.recipes import DATASETS
 MOST_EPOCHS, MOST_SEEDS = 10_000, 100
 
 
-def add_training(parser: Parser, several: bool = False) -> None:
-    """Add the options; ``several`` for main.py, which also says when a training ends across time limits."""
+def add_training(parser: Parser) -> None:
+    """Add the options."""
     train = parser.add_argument_group("training to accuracy (use cases 1 and 2)")
     train.add_argument(
         "--dataset",

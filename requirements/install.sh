@@ -42,6 +42,8 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         "On Debian and Ubuntu: sudo apt install python$(version "$python")-venv. Elsewhere: use a complete Python."
 fi
 
+# What made an activated environment: the environment may be the one that is removed below.
+python=$("$python" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
 echo "Installing $what into $folder with Python $(version "$python"), once."
 if [ -z "$onto" ]; then
     rm -f "$folder"/.stamp-*  # first: what is half removed must not look whole

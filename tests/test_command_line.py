@@ -118,6 +118,12 @@ def test_outside_its_environment_main_py_goes_on_inside_it(checkout: Path) -> No
     assert done.stdout == "results/results.csv: 0 rows (no rows yet)\n"
 
 
+def test_a_python_that_does_not_look_beside_the_script_finds_it_all_the_same(checkout: Path) -> None:
+    command = [sys.executable, "-P", "main.py", "help", "modes"]
+    ran = subprocess.run(command, cwd=checkout, capture_output=True, text=True, env=clean_environment(), check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_without_an_environment_its_remedy_is_named(checkout: Path) -> None:
     (checkout / ".venv").unlink()
     done = run(checkout, "main.py", "status")

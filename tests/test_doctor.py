@@ -211,6 +211,17 @@ def test_missing_tools_are_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program(tmp_path, "clang++", "echo clang version 17")
     assert doctor._compiler().level == OK
     assert "clang version 17" in doctor._compiler().found
+    program(tmp_path, "c++", "echo no developer tools were found >&2; exit 1")
+    assert doctor._compiler().level == FAIL
+    program(tmp_path, "git", "exit 1")
+    assert doctor._tool("git", "install git").remedy == "install git"
+
+
+def test_packages_of_the_shell_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert doctor._driver_python().level == OK
+    monkeypatch.setenv("PYTHONPATH", "/opt/site")
+    assert (doctor._driver_python().level, "/opt/site" in doctor._driver_python().found) == (WARN, True)
 
 
 def test_a_wandb_key_is_found_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Main, needs, rows_of
 
+from duel.arguments import Parser
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PER_SAMPLE_MANY, TRAIN, TRAIN_MANY, USE_CASES
 from duel.chips import CHIPS, bound
+from duel.cli import fit as fit_command
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import cluster, fit, submit
@@ -249,6 +251,15 @@ def test_the_largest_batch_is_found_by_trying(main: Main, checkout: Path) -> Non
         assert told or framework == "jax"
         assert not told or min(others) <= max(fits) * 9 / 8 + 1
         assert f"{framework} fits {'' if told else 'at least '}{max(fits)}" in ran.stdout
+
+
+def test_a_product_that_is_asked_for_replaces_the_usual_one() -> None:
+    parser = Parser(prog="fit")
+    fit_command.options(parser)
+    for words, products in (([], ["clipped_sum"]), (["--products", "norms"], ["norms"])):
+        args = parser.parse_args(["--device", "tpu:v5e", "--benchmark", "mnist", "--use_case", "3", *words])
+        assert [cell.product for cell in fit_command._cells(args)] == products
+        assert fit_command._variant(args, 3)["products"] == tuple(products)
 
 
 def test_the_roof_is_the_one_that_takes_longer() -> None:

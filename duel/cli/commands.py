@@ -42,14 +42,12 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
             for warning in directives.warnings(directives.of_script(text), continues=bool(job.dataset)):
                 warn(f"warning: {warning}")
         return 0
-    from duel.launch import submit
+    from duel.launch import manage, submit
 
     runs = submit.launch(jobs, described, results, say)
     if not args.wait:
         say("'python main.py status' shows them, 'python main.py compare' compares both sides")
         return 0
-    from duel.launch import manage
-
     finished = manage.wait(runs, results)
     update(results)
     print_comparison(runs, results)
@@ -164,6 +162,8 @@ def resubmit(args: argparse.Namespace, results: "Results") -> int:
 def study(args: argparse.Namespace, results: "Results") -> int:
     from duel.launch import campaign, cluster, progress, study
 
+    if args.budget is not None and args.action in ("status", "report"):
+        raise UserError("--budget is for plan, submit and resume")
     _go_on(results)
     described = cluster.load(ROOT / "cluster.yaml")
     found = study.load(study.path(ROOT / "studies", args.study), described, results)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from duel.results import Results
 
 KIND = "tpu:"
+COMPILING_SECONDS = 900.0
 
 
 def options(parser: Parser) -> None:
@@ -72,15 +73,13 @@ def options(parser: Parser) -> None:
         "--products",
         action=Several,
         convert=product,
-        default=("clipped_sum",),
+        default=(),
         metavar="NAME",
         help="what to compute from per-sample gradients (default: clipped_sum)",
     )
     add_precision(parser)
     parser.add_argument("--largest", action="store_true", help="also find the largest batch that fits")
-    parser.add_argument(
-        "--limit", type=_minutes, default=900.0, metavar="TIME", help="most time for one compilation (default: 15m)"
-    )
+    parser.add_argument("--limit", type=_minutes, metavar="TIME", help="most time for one compilation (default: 15m)")
     parser.add_argument(
         "--target", type=target_name, metavar="NAME", help="the target whose JAX has libtpu, or where batches are tried"
     )
@@ -113,10 +112,10 @@ def run(args: argparse.Namespace, results: "Results") -> int:
     target = cluster.load(ROOT / "cluster.yaml").target(args.target)[1] if args.target else None
     python = fit.interpreter(target.python.jax if target else None)
     fit.known(results.folder, args.device)  # a damaged file is told before anything is compiled
-    found = []
+    limit, found = args.limit or COMPILING_SECONDS, []
     for cell in cells:
         say(f"compiling {cell.name} for {cell.chip}")
-        tried = fit.largest(cell, python, args.limit, say) if args.largest else [fit.compiled(cell, python, args.limit)]
+        tried = fit.largest(cell, python, limit, say) if args.largest else [fit.compiled(cell, python, limit)]
         for one in tried:
             found.append(one)
             fit.keep(results.folder, args.device, one)
@@ -129,6 +128,11 @@ def _tried(args: argparse.Namespace, results: "Results") -> int:
     from duel.cli.commands import print_comparison
     from duel.launch import cluster, manage, submit
 
+    if args.largest or args.limit is not None or len(args.batch_sizes) > 1 or len(args.products) > 1:
+        raise UserError(
+            "without --device, batches are tried on the target, from one on: leave out --largest and --limit, "
+            "and give at most one of --batch_sizes and of --products"
+        )
     described = cluster.load(ROOT / "cluster.yaml")
     name, target = described.target(args.target)
     jobs = [
@@ -149,7 +153,11 @@ def _tried(args: argparse.Namespace, results: "Results") -> int:
 def _variant(args: argparse.Namespace, use_case: int) -> dict[str, Any]:
     sizes = {"batch_sizes": args.batch_sizes[:1]} if args.batch_sizes else {}
     sizes |= {"batch_sizes": (1,)} if use_case == INFERENCE and not args.batch_sizes else {}
-    return sizes | ({"products": args.products[:1]} if use_case == PER_SAMPLE else {})
+    return sizes | ({"products": _products(args)[:1]} if use_case == PER_SAMPLE else {})
+
+
+def _products(args: argparse.Namespace) -> tuple[str, ...]:
+    return args.products or ("clipped_sum",)
 
 
 def _cells(args: argparse.Namespace) -> "list[Cell]":
@@ -171,6 +179,6 @@ def _cells(args: argparse.Namespace) -> "list[Cell]":
                     )
                 cells += [
                     Cell(args.device, name, use_case, args.size, args.precision, size, devices, each)
-                    for each in (args.products if per_sample else (None,))
+                    for each in (_products(args) if per_sample else (None,))
                 ]
     return cells

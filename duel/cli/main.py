@@ -122,6 +122,8 @@ def _check_tune(parser: Parser, args: argparse.Namespace) -> None:
     for name in ("benchmark", "use_case"):
         if not getattr(args, name):
             parser.error(f"--{name} is needed")
+    if VALIDATE in args.use_case:
+        parser.error("a proof has no switches to search; valid: 1, 3, 5")
     args.use_case = tuple(number for number in args.use_case if number not in MANY)
     if not args.use_case:
         parser.error("tune searches on one device, and use cases 2 and 4 use what it finds there; valid: 1, 3, 5")

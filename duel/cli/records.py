@@ -7,9 +7,9 @@ from duel.recipes import DATASETS
 
 def status(parser: Parser) -> None:
     add_selection(parser, "shown")
-    parser.add_argument("--all", action="store_true", help="include old runs")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print JSON, for programs")
+    how.add_argument("--all", action="store_true", help="include old runs")
+    how.add_argument("--json", action="store_true", help="print JSON of all runs, for programs")
     how.add_argument("--watch", action="store_true", help="redraw every second until all runs have ended")
 
 

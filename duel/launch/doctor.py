@@ -24,8 +24,8 @@ from duel.results import Results
 from duel.states import FINISHED
 from duel.tries import counted
 
-PYTHON_NEEDED = (3, 11)
 PROBE_SECONDS = 120
+WANDB_LOGIN = ".venv/driver/bin/python -m wandb login"
 FREE_BYTES_NEEDED = 10**9
 PROOF_BENCHMARK, PROOF_TIME = "mnist", "--time=00:05:00"
 CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
@@ -107,8 +107,9 @@ def findings(cluster: Cluster, results: Results) -> Iterator[Finding]:
 
 def _driver_python() -> Finding:
     found = f"{platform.python_version()}, {sys.executable}"
-    if sys.version_info < PYTHON_NEEDED:
-        return Finding(FAIL, "Python of main.py", found, "3.11 or later is needed: make driver-env PYTHON=python3.12")
+    if path := os.environ.get("PYTHONPATH"):
+        remedy = "its packages come before those of every environment, in jobs too: unset it"
+        return Finding(WARN, "Python of main.py", f"{found}; PYTHONPATH is {path}", remedy)
     return Finding(OK, "Python of main.py", found)
 
 
@@ -116,15 +117,22 @@ def _tool(name: str, remedy: str) -> Finding:
     path = shutil.which(name)
     if path is None:
         return Finding(FAIL, name, "not on the PATH", remedy)
-    return Finding(OK, name, f"{_first_line(path, '--version')}, {path}")
+    return _working(name, path, remedy)
 
 
 def _compiler() -> Finding:
+    remedy = "torch.compile needs one: 'sudo apt install g++', on macOS 'xcode-select --install', or load its module"
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
-            return Finding(OK, "C++ compiler", f"{_first_line(path, '--version')}, {path}")
-    remedy = "torch.compile needs one: 'sudo apt install g++', on macOS 'xcode-select --install', or load its module"
+            return _working("C++ compiler", path, remedy)
     return Finding(FAIL, "C++ compiler", "no c++, g++ or clang++ on the PATH", remedy)
+
+
+def _working(what: str, path: str, remedy: str) -> Finding:
+    """Check whether a program runs: macOS has some that only say what to install."""
+    line = _first_line(path, "--version")
+    failed = line.startswith("does not run") or "(exit code" in line
+    return Finding(FAIL, what, f"{line}, {path}", remedy) if failed else Finding(OK, what, f"{line}, {path}")
 
 
 def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]:
@@ -251,8 +259,8 @@ def _wandb(mode: str) -> Finding:
     if key:
         return Finding(OK, what, f"online; {text}")
     if mode == "online":
-        return Finding(WARN, what, text, "cluster.yaml or WANDB_MODE asks for online: '.venv/driver/bin/wandb login'")
-    return Finding(OK, what, f"offline; {text} ('.venv/driver/bin/python -m wandb login' stores one)")
+        return Finding(WARN, what, text, f"cluster.yaml or WANDB_MODE asks for online: '{WANDB_LOGIN}'")
+    return Finding(OK, what, f"offline; {text} ('{WANDB_LOGIN}' stores one)")
 
 
 def _data(dataset: str, target: Target, where: str) -> Finding:

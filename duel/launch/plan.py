@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from duel import modes
-from duel.catalogue import DEVICE_KINDS, FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
+from duel.catalogue import CLAIM_PAIRS, DEVICE_KINDS, FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
 from duel.errors import UserError
 from duel.job import TRAINING, Job
 from duel.launch.schema import Cluster, Target
@@ -67,6 +67,8 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
     planned = [job for session in range(args.sessions or 1) for job in _of_session(planned, session, args)]
     if not planned:
         raise UserError(f"nothing is left to run on target {name!r}")
+    if args.sessions and PRESETS[args.preset].pairs < CLAIM_PAIRS:
+        warn(f"--preset {args.preset} claims no ratio, in however many sessions")
     return planned
 
 
@@ -140,4 +142,5 @@ def table(planned: list[Job]) -> Table:
     delays = sorted({job.delay for job in planned})
     if len(delays) > 1:
         notes.append(f"{len(delays)} sessions, {delays[1] / 3600:g} h from the start of one to the next")
+        notes.append("a session that begins within 1 h of another's end is part of it")
     return Table(head, lines, notes)

@@ -168,6 +168,8 @@ def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
     """Return the jobs of one entry of ``points``. Raises UserError for what cannot be combined or run."""
     if VALIDATE in group.use_case:
         raise UserError("use case 0 is a proof: 'main.py validate' makes it")
+    if group.spacing and not group.sessions:
+        raise UserError("spacing needs sessions")
     if group.sessions and not group.paired:
         raise UserError("sessions need 'paired: true'")
     if group.sessions and PRESETS[group.preset].pairs < CLAIM_PAIRS:
