@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from duel.results import Results
 
 KIND = "tpu:"
-COMPILING_SECONDS = 900.0
 
 
 def options(parser: Parser) -> None:
@@ -112,7 +111,7 @@ def run(args: argparse.Namespace, results: "Results") -> int:
     target = cluster.load(ROOT / "cluster.yaml").target(args.target)[1] if args.target else None
     python = fit.interpreter(target.python.jax if target else None)
     fit.known(results.folder, args.device)  # a damaged file is told before anything is compiled
-    limit, found = args.limit or COMPILING_SECONDS, []
+    limit, found = args.limit or fit.LIMIT_SECONDS, []
     for cell in cells:
         say(f"compiling {cell.name} for {cell.chip}")
         tried = fit.largest(cell, python, limit, say) if args.largest else [fit.compiled(cell, python, limit)]
