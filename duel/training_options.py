@@ -74,6 +74,7 @@ def _share(text: str) -> float:
     """Return an accuracy: 0.91, or 91%."""
     found = re.fullmatch(r"(0?\.[0-9]{1,6})|([0-9]{1,2}(?:\.[0-9]{1,4})?)%", text)
     value = float(found[1]) if found and found[1] else float(found[2]) / 100 if found else 0.0
-    if not 0 < value < 1:
+    value = round(value, 6)  # as the job's own options take it
+    if not 1e-4 <= value < 1:
         raise argparse.ArgumentTypeError(f"accuracy {text!r}: give a share such as 0.91, or 91%")
     return value

@@ -87,6 +87,24 @@ def test_a_kill_while_writing_leaves_the_one_before(tmp_path: Path, monkeypatch:
     assert newest[0].step == 10
 
 
+def test_any_changed_bit_of_its_directory_is_damage(tmp_path: Path) -> None:
+    kept = saved(tmp_path, 10)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for place in range(len(whole) - 400, len(whole)):
+        for bit in range(8):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << bit
+            path.write_bytes(changed)
+            kept.newest()  # whole all the same, as where a time was changed, or passed over
+
+
+def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".step-000000005.npz.7.abcd").write_bytes(b"PK")
+    saved(tmp_path, 10)
+    assert names(tmp_path) == ["step-000000010.npz"]
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

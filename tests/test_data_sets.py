@@ -10,7 +10,7 @@ import pytest
 import real_pictures
 
 from duel.catalogue import BENCHMARKS
-from duel.data import augment, known
+from duel.data import augment, known, text
 from duel.data.feed import Feed
 from duel.data.known import KNOWN, Place
 from duel.data.samples import Arrays, DataError, Equal, enlarged
@@ -171,9 +171,34 @@ def test_damaged_cora_is_named(tmp_path: Path) -> None:
     content.write_bytes(b"\xff a b\n")
     with pytest.raises(DataError, match=r"cora\.content: could not convert"):
         load("cora", tmp_path)
+    real_pictures.write_cora(tmp_path / "cora")
+    content.write_text(content.read_text() + content.read_text().splitlines()[3] + "\n")
+    with pytest.raises(DataError, match=r"cora\.content: 1 papers are listed more than once"):
+        load("cora", tmp_path)
     (tmp_path / "cora" / "cora.cites").unlink()
     with pytest.raises(DataError, match=r"cora\.cites is missing"):
         load("cora", tmp_path)
+
+
+def test_a_tenth_of_a_text_is_held_out_wherever_its_lines_end() -> None:
+    for whole in (b"Title\n" + b"x" * 1000, b"x" * 500 + b"\n" + b"x" * 500, b"line\n" * 200):
+        train, held_out = text._cut(whole)
+        assert train + held_out == whole
+        assert len(held_out) == pytest.approx(100, abs=5)
+    assert train.endswith(b"\n")
+
+
+def test_byte_pairs_are_found_with_all_their_files(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "train.txt").write_text("words")
+    assert KNOWN["text"].find(Place(tmp_path))
+    assert not KNOWN["text_bpe"].find(Place(tmp_path))
+
+
+def test_a_prepared_folder_that_is_not_whole_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prepared" / "imagenet100").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"imagenet100: it has no about\.json, so it is not whole"):
+        load("imagenet100", tmp_path)
 
 
 # Three molecules: two atoms with a bond, a triangle, and a chain of three; one label is missing.
@@ -190,10 +215,10 @@ MOLECULES = {
 
 
 def write_molecules(folder: Path, **changed: str) -> None:
-    for name, text in (MOLECULES | changed).items():
+    for name, content in (MOLECULES | changed).items():
         path = folder / f"{name}.csv.gz"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(text.encode()))
+        path.write_bytes(gzip.compress(content.encode()))
 
 
 def test_molecules_are_padded_and_their_bonds_go_both_ways(tmp_path: Path) -> None:

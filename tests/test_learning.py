@@ -12,6 +12,7 @@ import pytest
 
 from duel.catalogue import SGD
 from duel.data.feed import Fed
+from duel.errors import UserError
 from duel.measure import learning
 from duel.measure.checkpoint import Checkpoints
 from duel.measure.device import ALONE
@@ -131,6 +132,39 @@ def test_checkpoints_within_an_epoch_are_no_time_or_energy_of_it(
     columns = one.run()
     assert [epoch["seconds"] for epoch in epochs_of(m)] == [0.0, STEPS * SECOND, STEPS * SECOND]
     assert columns["training_seconds"] == columns["training_joules"] == 2 * STEPS * SECOND
+
+
+def test_energy_is_read_often_enough_for_counters_that_wrap(
+    tmp_path: Path, stand_ins: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "REPORT_SECONDS", 0.5)
+    wraps = 2.0  # J; a used() beyond one range cannot be told from less
+    monkeypatch.setattr(stand_ins, "used", lambda before: (stand_ins.now - before[0]) % wraps, raising=False)
+    one, _ = training(tmp_path, stand_ins)
+    assert one.run()["training_joules"] == 2 * STEPS * SECOND
+
+
+def test_times_of_several_machines_are_not_those_of_one(tmp_path: Path, stand_ins: Clock) -> None:
+    one, m = training(tmp_path, stand_ins, epochs=1)
+    m.row = m.row.replace(host="n1", device_id="0")
+    one.resume()
+    one.run()
+    again, m = training(tmp_path, stand_ins)
+    m.row = m.row.replace(host="n2", device_id="0")
+    again.resume()
+    columns = again.run()
+    assert columns["trained_epochs"] == 2
+    assert {columns[name] for name in learning.OF_MACHINE if name in columns} == {None}
+    assert columns["missing"]["training_seconds"] == "trained on several machines or devices"
+
+
+def test_ranks_that_would_go_on_from_other_checkpoints_end(tmp_path: Path, stand_ins: Clock) -> None:
+    one, m = training(tmp_path, stand_ins, epochs=1)
+    one.run()
+    other, m = training(tmp_path, stand_ins)
+    m.work.agreed = False  # rank 0 is at step 0
+    with pytest.raises(UserError, match=f"rank 0 would go on after step {STEPS}, rank 0 after another"):
+        other.resume()
 
 
 def test_an_evaluation_reports_how_far_it_is(tmp_path: Path, stand_ins: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Initial weights: made once, the same whatever the order, and following one rule."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duel.measure.parameters import check, initialise, sha256
+from duel.measure.preparing import _with_new_head
 
 SHAPES = {
     "conv1.weight": (64, 3, 7, 7),
@@ -83,6 +86,18 @@ def test_every_misfit_is_listed_at_once() -> None:
         "  extra: more.bias (2,)",
         "  wrong shape: fc.bias (7,), the model has (1000,)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "drawn"),
+    [("fc.weight", (100, 512), True), ("fc.weight", (1000, 256), False), ("conv1.weight", (64, 1, 7, 7), False)],
+)
+def test_only_a_layer_of_other_classes_is_drawn_anew(name: str, shape: tuple[int, ...], drawn: bool) -> None:
+    shapes = {"conv1.weight": (64, 3, 7, 7), "fc.weight": (1000, 512)}
+    given = {each: np.zeros(shape if each == name else whole, np.float32) for each, whole in shapes.items()}
+    m: Any = SimpleNamespace(shapes=shapes, row=SimpleNamespace(seed=0))
+    found = _with_new_head(m, given)
+    assert (found[name].shape == shapes[name]) is drawn
 
 
 def test_the_hash_sees_names_values_shapes_and_types() -> None:

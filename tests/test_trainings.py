@@ -17,13 +17,13 @@ from conftest import Main, rows_of
 from test_driver import wait_for
 from wandb_server import on_disk
 
-from duel import comparability, recipes
+from duel import comparability, recipes, training_options
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, SGD
 from duel.comparability import COMPARABLE
 from duel.record import Row
 from duel.report import figures, learned
 from duel.results import Results, Run
-from duel.states import FINISHED, TERMINAL
+from duel.states import FINISHED, QUEUED, TERMINAL
 
 DIGITS = ("--benchmark", "mnist", "--use_case", "1", "--dataset", "digits")
 
@@ -126,6 +126,12 @@ def test_options_that_do_not_go_together_are_refused(main: Main, options: tuple[
     ran = main("--benchmark", "mnist", "--use_case", "1", *options)
     assert ran.returncode == 2
     assert said in ran.stderr
+
+
+@pytest.mark.parametrize("text", ["93.1%", "1.1%", "99.99%", "0.931", "0.01%"])
+def test_a_target_is_understood_by_the_job_as_it_was_by_the_command(text: str) -> None:
+    value = training_options._share(text)
+    assert training_options._share(str(value)) == value
 
 
 def test_data_that_is_not_there_is_an_input_error(main: Main, checkout: Path) -> None:
@@ -254,6 +260,8 @@ def test_sides_on_different_machines_are_compared_by_accuracy_alone() -> None:
         left = learned.table([jax, there])
         assert shown - {line[0] for line in left.lines} == {"training time"}
         assert "no times or energy: the sides of seed 0 ran on different machines or devices" in left.notes
+    waits = row(pytorch.framework, 0, 0.9).replace(status=QUEUED)
+    assert "training time" in {line[0] for line in learned.table([jax, waits]).lines}, "it has no machine yet"
 
 
 def test_each_group_of_trainings_has_its_curves_in_the_report(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ def cora(folder: Path, name: str) -> Dataset | None:
         if len(line) != width or width < 3:
             raise DataError(f"{content}, line {number}: {len(line)} fields; the first line has {width}")
     ids = {line[0]: place for place, line in enumerate(lines)}
+    if len(ids) < len(lines):
+        raise DataError(f"{content}: {len(lines) - len(ids)} papers are listed more than once; download it again")
     classes = sorted({line[-1] for line in lines})
     try:
         words = np.array([line[1:-1] for line in lines], np.float32)

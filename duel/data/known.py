@@ -153,7 +153,8 @@ def _of_folders(name: str, title: str, hub: str, size: str) -> Known:
 def _of_text(name: str, title: str, pairs: bool, get: str) -> Known:
     def find(place: Place) -> str:
         path = place.data / "text" / text.TRAIN
-        return f"{path}, {path.stat().st_size:,} bytes" if path.is_file() else ""
+        whole = all((place.data / "text" / each).is_file() for each in files)
+        return f"{path}, {path.stat().st_size:,} bytes" if whole else ""
 
     def loaded(place: Place, length: int) -> Dataset | None:
         return text.load(place.data / "text", name, length, pairs)

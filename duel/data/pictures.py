@@ -91,12 +91,15 @@ def of_hugging_face(name: str, download: bool) -> Source | None:
         import datasets
     except ImportError:
         return None
+    saved = Path(name).is_dir()
     try:
-        found = datasets.load_from_disk(name) if Path(name).is_dir() else datasets.load_dataset(name)
-    except (OSError, ValueError, ConnectionError) as error:
-        if download:
+        found = datasets.load_from_disk(name) if saved else datasets.load_dataset(name)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        if download or saved:
             raise DataError(f"Hugging Face, {name}: {_first_line(error)}") from None
         return None
+    if not isinstance(found, datasets.DatasetDict):
+        raise DataError(f"Hugging Face, {name}: one split alone; those for training and validation are needed")
     splits, classes = {}, ()
     for split, names in SPLITS.items():
         there = next((found[each] for each in names if each in found), None)

@@ -85,7 +85,7 @@ def prepare(source: Source, folder: Path, skip: bool, say: Say) -> About:
             for left in folder.parent.glob(f".{folder.name}.*"):  # by a process that was killed
                 if left.is_dir() and left.suffix[1:].isdecimal():
                     shutil.rmtree(left, ignore_errors=True)
-            if (folder / ABOUT).exists():
+            if os.path.lexists(folder):  # the renaming at the end would fail
                 return about(folder)
             new = folder.with_name(f".{folder.name}.{os.getpid()}")
             try:
@@ -187,6 +187,8 @@ def about(folder: Path) -> About:
         if stored.get("format") != FORMAT:
             raise DataError(f"{folder}: prepared by another version of Duel; remove it and prepare it again")
         return files.fitting(stored, About, ABOUT)
+    except FileNotFoundError:
+        raise DataError(f"{folder}: it has no {ABOUT}, so it is not whole; {AGAIN}") from None
     except files.Damaged as error:
         raise DataError(f"{folder}: {error}; remove it and prepare it again") from None
 

@@ -38,8 +38,8 @@ def load(folder: Path, name: str, length: int, pairs: bool) -> Dataset | None:
 
 
 def _cut(text: bytes) -> list[bytes]:
-    start = text.rfind(b"\n", 0, int(len(text) * (1 - HELD_OUT))) + 1  # at a line, if there are lines
-    start = start or int(len(text) * (1 - HELD_OUT))
+    end = int(len(text) * (1 - HELD_OUT))
+    start = text.rfind(b"\n", end - end // 20, end) + 1 or end  # at a line, if one begins near
     return [text[:start], text[start:]]
 
 

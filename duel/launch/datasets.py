@@ -139,4 +139,5 @@ def check(name: str, place: Place, say: Say) -> None:
                 f"{data / file.name}: its checksum is {md5}, that of the published file {file.md5}; "
                 f"'main.py data {name} --download' fetches it again"
             )
-    say(f"{name} is whole{', with the published checksums' if fetched else ''}: {found.source}")
+    sums_of = f"; as published: {', '.join(file.name for file in fetched)}" if fetched else ""
+    say(f"{name} is whole: {found.source}{sums_of}")

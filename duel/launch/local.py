@@ -61,7 +61,7 @@ class Local:
             for framework in launch.job.frameworks:
                 where = f"cluster.yaml: targets.{launch.job.target}.python.{framework}"
                 check_interpreter(getattr(launch.target.python, framework), framework, where)
-        for name in {BENCHMARKS[launch.job.benchmark].dataset for launch in launches}:
+        for name in {BENCHMARKS[launch.job.benchmark].dataset for launch in launches if not launch.job.dataset}:
             try:
                 datasets.check(name, ROOT / launches[0].target.data)
             except ValueError as error:

@@ -40,6 +40,7 @@ CRASH = "CUDA_ERROR_ILLEGAL_ADDRESS"
 Commands = dict[str, list[str]]  # run.py with its interpreter, by framework
 PORTS = 3  # tries at a row whose port another process takes
 GRACE_SECONDS = 20.0
+TRAINING_GRACE_SECONDS = 50.0  # to end its step and write a checkpoint; 'cancel' waits for 60
 
 
 class Team:
@@ -215,7 +216,7 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(GRACE_SECONDS)
+                process.wait(TRAINING_GRACE_SECONDS if row.recipe else GRACE_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

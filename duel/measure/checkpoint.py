@@ -10,6 +10,7 @@ import errno
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from duel.files import replacing
 KEPT = 2
 COURSE = "course"  # the archive's entry beside the arrays
 _NAME = re.compile(r"step-([0-9]{9})\.npz")
+# What reading changed bytes raises: a changed directory of the archive may name a cipher or a method, a header a size.
+DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Course:
     seconds: float = 0.0
     waiting: float = 0.0
     joules: float | None = 0.0  # None once it could not be measured
+    places: list[str] = field(default_factory=list)  # machines and devices that it was trained on
 
 
 class Checkpoints:
@@ -77,6 +81,8 @@ class Checkpoints:
         path = self._folder / f"step-{course.step:09d}.npz"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            for left in self._folder.glob(".step-*.npz.*"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             with replacing(path) as file:
                 np.savez(file, **entries)
         except OSError as error:
@@ -100,7 +106,7 @@ class Checkpoints:
                     arrays = {name: archive[name] for name in archive.files}  # which checks each one's checksum
                 stored = json.loads(arrays.pop(COURSE).tobytes())
                 course = msgspec.convert(stored["course"], Course)
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            except DAMAGE as error:
                 if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a damaged offset
                     raise UserError(f"{path}: this checkpoint cannot be read ({error.strerror})") from error
                 text = next(iter(str(error).splitlines()), "")

@@ -26,6 +26,10 @@ IN_FLIGHT = 2  # steps that may be dispatched ahead of the device
 MOST_THREADS = 16  # that make batches
 ASKED = 20  # steps between two questions to all devices
 TOLD_TO_END = 128 + signal.SIGTERM
+OF_MACHINE = (
+    *("training_seconds", "training_joules", "waiting_share", "trained_per_second"),
+    *("seconds_to_target", "joules_to_target"),
+)
 
 
 def open_data(m: Measurement) -> Columns:
@@ -108,6 +112,12 @@ class _Training:
             self._course, arrays = found
             self._work.restore(arrays)
             print(f"going on after step {self._course.step} of {self._steps}", flush=True)
+        mine = float(self._course.step % 2**20)  # all ranks must: each reads the file by itself
+        if self._work.agree(mine) != mine:
+            rank = self._m.world.rank
+            raise UserError(f"rank {rank} would go on after step {self._course.step}, rank 0 after another: try again")
+        place = f"{self._m.row.host}, {self._m.row.device_id}"
+        self._course.places += [] if place in self._course.places else [place]
 
     def run(self) -> Columns:
         course = self._course
@@ -151,6 +161,7 @@ class _Training:
             if now - reported > REPORT_SECONDS:
                 reported = now
                 self._report(now - begun[0])
+                begun = begun[0], self._metered(begun[1])
             if course.step < end and self._is_due(now - saved):
                 self._close(begun, handles)
                 self._save()
@@ -166,9 +177,14 @@ class _Training:
         while handles:
             self._count(handles.pop(0))
         start, before = begun
+        self._course.seconds = time.perf_counter() - start
+        self._metered(before)
+
+    def _metered(self, before: list[float]) -> list[float]:
+        """Add the energy since ``before`` to the epoch; return the counters now: those of CPUs wrap within minutes."""
         course, used = self._course, self._m.watch.used(before)
-        course.seconds = time.perf_counter() - start
         course.joules = None if used is None or course.joules is None else course.joules + used
+        return self._m.watch.counters()
 
     def _is_due(self, since: float) -> bool:
         """Return whether a checkpoint is due ``since`` seconds after the last one, the same on all ranks."""
@@ -281,4 +297,8 @@ class _Training:
         else:
             columns |= {"seconds_to_target": seconds, "joules_to_target": known_joules}
             missing["joules_to_target"] = self._m.watch.no_counter
+        if len(self._course.places) > 1:
+            moved = [name for name in columns if name in OF_MACHINE]
+            columns |= dict.fromkeys(moved)
+            missing |= dict.fromkeys(moved, "trained on several machines or devices")
         return columns | {"missing": missing}

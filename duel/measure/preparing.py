@@ -128,7 +128,8 @@ def initial_weights(m: Measurement) -> parameters.Arrays:
 def _with_new_head(m: Measurement, arrays: parameters.Arrays) -> parameters.Arrays:
     """Return ``arrays`` with the layer of other classes drawn from the seed; if more has another shape, as they are."""
     other = [name for name, shape in m.shapes.items() if name in arrays and arrays[name].shape != shape]
-    if len({name.rpartition(".")[0] for name in other}) > 1:
+    classes = all(arrays[name].shape[1:] == m.shapes[name][1:] for name in other)  # only their number differs
+    if not classes or len({name.rpartition(".")[0] for name in other}) > 1:
         return arrays  # a checkpoint of another model, which is refused
     if other:
         print(f"drawn from the seed, because the data set has other classes: {', '.join(other)}", flush=True)

@@ -125,9 +125,11 @@ def memory(m: Measurement) -> Columns:
         missing |= dict.fromkeys(names, missing["peak_memory_bytes"])
         return columns | dict.fromkeys(names) | {"missing": missing}
     peak, kind = found
-    rate = m.row.throughput or m.row.trained_per_second or 0.0
+    rate = m.row.throughput or m.row.trained_per_second
     columns |= {"peak_memory_bytes": peak, "peak_memory_kind": kind}
-    return columns | {"throughput_per_gb": rate / ((m.row.device_count or 1) * peak / 1e9), "missing": missing}
+    missing |= {} if rate else {"throughput_per_gb": "no throughput"}
+    per_gb = rate / ((m.row.device_count or 1) * peak / 1e9) if rate else None
+    return columns | {"throughput_per_gb": per_gb, "missing": missing}
 
 
 def all_reduce(m: Measurement) -> Columns:

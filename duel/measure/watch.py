@@ -152,6 +152,10 @@ class Watch:
     @property
     def no_counter(self) -> str:
         """Why energy cannot be measured, if it cannot."""
+        if self._world.size > 1:
+            return "measured on one device"
+        if self.sliced:
+            return "the device is a MIG slice, the counter is the whole GPU's"
         why = "no energy counter can be read here (NVML and amdsmi on GPUs, RAPL on CPUs)"
         return self._gpu.failures.get("joules_per_item", why) if self._gpu else why
 

@@ -222,6 +222,7 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
         parts += ["", grown.table(group.rows)]
     for group in trained:
         parts += ["", learned.table(group.rows)]
+        parts += [f"damaged: {row.run_id}, row {row.row}: {row.cause}" for row in group.damaged]
     for group in shown:
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []
         parts += ["", *title, *tables(group.rows, group.found)]

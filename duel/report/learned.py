@@ -131,7 +131,8 @@ def table(rows: Sequence[Row]) -> Table:
     """Return both sides beside each other: means over seeds, with the lowest and highest accuracy."""
     rows = counted(rows)
     sides = _sides(rows)
-    apart = ", ".join(str(one.seed) for one, other in partners(rows) if machines_apart(one, other))
+    both = [pair for pair in partners(rows) if all(row.status == FINISHED for row in pair)]
+    apart = ", ".join(str(one.seed) for one, other in both if machines_apart(one, other))
     shown = _LINES if apart else _LINES + _OF_MACHINE
     lines = [[text, *(cell(mine) for mine in sides.values())] for text, cell in shown]
     lines = [line for line in lines if any(line[1:])]
