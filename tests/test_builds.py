@@ -71,6 +71,7 @@ def test_a_plug_in_of_another_name_that_announces_itself_will_do(tmp_path: Path)
     announced = tmp_path / "site" / "a_vendor_s_own-9.9.dist-info" / "entry_points.txt"
     announced.write_text("[jax_plugins]\nxla_cuda14 = a_vendor_s_own\n")
     assert refusal(python, "jax", "gpu") == ""
+    assert refusal(python, "jax", "tpu"), "it is for GPUs"
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,9 @@ def test_what_the_site_decides_or_forbids_is_not_added() -> None:
         ("--gpu-bind=closest", "--gpu-bind: each process sees fewer devices"),
         ("--requeue", "--requeue: a requeued measurement begins again"),
         ("-a 1-4", "--array: each of its tasks repeats the whole job"),
-        ("--export=NONE", "--export=NONE: srun then starts without the script's variables"),
+        ("--export=NONE", "--export=NONE: srun starts without the script's variables"),
+        ("--export=MY_DATA", "--export=MY_DATA: srun starts without the script's variables"),
+        ("--signal=B:TERM@60", "--signal: a run cannot tell TERM from a cancellation"),
     ],
 )
 def test_what_looks_wrong_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, said: str) -> None:
@@ -199,3 +201,16 @@ def test_any_line_can_be_read(text: str) -> None:
     directives.value([line], "--time")
     directives.replace([line], [line])
     directives.minutes(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "doubled"),
+    [
+        ("--mem=64GB", "--mem=128GB"),
+        ("--mem=8000", "--mem=16000"),
+        ("--mem=0", ""),
+        ("--mem-per-cpu=2g", "--mem-per-cpu=4g"),
+    ],
+)
+def test_memory_is_doubled_in_every_form(line: str, doubled: str) -> None:
+    assert directives.more_memory([line]) == doubled

@@ -1,10 +1,12 @@
 """Which variables of the calling shell reach sbatch and the jobs: those of a list, and nothing else."""
 
 import os
+import subprocess
 
 import pytest
 
-from duel.launch import environment
+from duel.job import Job
+from duel.launch import environment, preflight
 from duel.launch.schema import Target
 
 
@@ -107,3 +109,14 @@ def test_what_the_set_up_lines_use_is_named(line: str, named: bool) -> None:
     assert any(
         "the target's lines use DATASET," in words and "'pass_variables: [DATASET]'" in words for words in said
     ) == (named)
+
+
+def test_lines_of_one_side_are_looked_at_too() -> None:
+    variants = [{"when": {"framework": "pytorch"}, "setup": {"job": ["export X=$MY_DATA"]}}]
+    job = Job("paired", "mnist", 1, "standard", "fp32", None, "here")
+    assert environment._used(["MY_DATA"], target(variants=variants).for_job(job)) == ["MY_DATA"]
+
+
+def test_lines_for_the_login_node_may_be_comments_alone() -> None:
+    command = preflight.command(target(submit="echo", setup={"submit": ["# module load slurm"]}), ["sent"])
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "sent\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from duel import tree
+from duel.errors import UserError
 from duel.files import utc
 from duel.job import Job
 from duel.launch import display, manage, queue, reasons, resubmit, state
@@ -260,3 +261,28 @@ def test_a_run_is_queued_only_if_slurm_has_agreed(
         assert dataclasses.replace(after, updated=before.updated) == before
     else:
         assert (after.started, after.owner) == ("", Owner(slurm_job_name=training.id))
+
+
+def test_nothing_is_cancelled_if_something_can_only_be_cancelled_elsewhere(results: Results) -> None:
+    first, other = (results.run(JOB.run_id(stamp)) for stamp in ("261127-000000-00aaaa", "261127-000000-00bbbb"))
+    first.create(JOB.rows(), owner=this_process(), target="local", script="x")
+    other.create(JOB.rows(), owner=Owner("elsewhere", 7, "7"), target="local", script="x")
+    with pytest.raises(UserError, match="runs on elsewhere; cancel it there"):
+        manage.cancel(results, [first, other], print)
+    assert first.stored_status().state == QUEUED
+
+
+def test_watching_ends_when_the_last_of_those_chosen_is_none_any_more(results: Results) -> None:
+    run = results.run(JOB.run_id())
+    run.create(JOB.rows(), owner=this_process(), target="local", script="x")
+    turns = iter([True, False])
+
+    def chosen(look: Snapshot) -> Snapshot:
+        if not next(turns):
+            raise UserError("no run matches --state queued")
+        return look
+
+    manage.watch(results, chosen)
+    turns = iter([False])
+    with pytest.raises(UserError, match="no run matches"):
+        manage.watch(results, chosen)

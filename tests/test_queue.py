@@ -322,3 +322,18 @@ def test_any_record_gives_a_job_and_a_verdict(
     (job,) = tool(queue.SEPARATOR.join([str(number), *most])).values()
     assert (job.id, job.name) == (str(number), most[-1].strip())
     assert judge(job).words
+
+
+def test_a_slurm_that_does_not_tell_its_name_is_asked_once_for_all_runs(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "_known_name", [])
+    monkeypatch.setattr(queue, "_silent_since", [])
+    monkeypatch.setattr(queue, "CONFIGURATIONS", ())
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    stand_in("scontrol", "controller is down", code=1)
+    assert not any(queue.elsewhere(name) for name in ("a", "b", "c"))
+    assert len((tmp_path / "scontrol.calls").read_text().splitlines()) == 1
+    queue._silent_since[0] -= queue.SILENT_SECONDS
+    stand_in("scontrol", "ClusterName = there")
+    assert [queue.elsewhere(name) for name in ("here", "there")] == [True, False]

@@ -208,7 +208,7 @@ def test_what_the_sites_have_that_duel_does_not_know_is_remarked_and_kept(
     assert said["hazel"][0].startswith("--clusters: Duel asks only this cluster")
     assert said["hazel"][1].startswith("--requeue: a requeued measurement begins again")
     assert said["ivy"][0].startswith("--ivy-fabric is not an sbatch option that Duel knows; it is passed on unchanged")
-    assert said["ivy"][1].startswith("--export=NONE: srun then starts without")
+    assert said["ivy"][1].startswith("--export=NONE: srun starts without")
 
 
 SCOPES = {

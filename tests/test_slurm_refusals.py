@@ -315,6 +315,8 @@ def test_what_sbatch_s_words_mean(words: str, silent: bool, full: bool, for_ever
         ("gpu:h100:4(S:0-1),tpu:2", "tpu", "", 2),
         ("gpu:a100_1g.10gb:7,gpu:a100:2", "gpu", "a100_1g.10gb", 7),
         ("gpu:a100_1g.10gb:7,gpu:a100:2", "gpu", "", 9),
+        ("gpu:3090:4", "gpu", "", 4),
+        ("gpu:2080ti:8(S:0-1)", "gpu", "2080ti", 8),
         ("gpu:4", "gpu", "h100", 0),
         ("gpu", "gpu", "", 1),
         ("", "gpu", "", 0),

@@ -120,6 +120,7 @@ def test_users_and_clusters_have_their_own_senders(
         held.flush()
         assert intent.sender(results) == "process 12 on login1"
         monkeypatch.setattr(queue, "_known_name", [])
+        monkeypatch.setattr(queue, "_silent_since", [])
         conf = tmp_path / "slurm.conf"
         monkeypatch.setenv("SLURM_CONF", str(conf))
         for name, found in (("Here", "process 12 on login1"), ("there", "")):

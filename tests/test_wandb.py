@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, clean_environment
@@ -17,6 +18,7 @@ from wandb_server import Server, on_disk
 
 from duel.errors import UserError
 from duel.launch import sync as syncing
+from duel.measure.sinks import WandbSink
 from duel.record import Row
 from duel.results import Run
 from duel.states import FINISHED, RUNNING
@@ -326,3 +328,14 @@ def test_sync_without_a_key_or_without_data(server: Server, sync: Sync, tmp_path
         empty = Run(tmp_path / "runs" / "jax_mnist_1-250101-000000-ffff")
         empty.create([])
         assert sync(empty, server.url) == (True, "nothing to upload")
+
+
+def test_a_wandb_that_knows_other_settings_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(**settings: object) -> None:
+        raise TypeError("unexpected keyword: finish_timeout_raises")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=refusing, setup=print, init=print))
+    row = Row(run_id="jax_mnist_1-x", framework="jax", benchmark="mnist", use_case=1, target="local")
+    sink = WandbSink(tmp_path, [row], {}, "group")
+    assert "gave up" in sink.note
+    assert "finish_timeout_raises" in sink.note

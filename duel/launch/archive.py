@@ -34,7 +34,8 @@ def archive(chosen: Collection[RunView], every: Collection[RunView], results: Re
     update(results)
     with index.locked(results, wait=True):  # no run is reopened meanwhile
         settled = index.load(results).settled
-        packed = [seen.run for seen in chosen if seen.group not in unsettled and seen.id in settled]
+        there = [seen for seen in chosen if seen.run.folder.is_dir()]  # another 'archive' may have been faster
+        packed = [seen.run for seen in there if seen.group not in unsettled and seen.id in settled]
         if left := len(chosen) - len(packed):
             say(f"left out: {left} runs of groups in which a run may still report something")
         if not packed:

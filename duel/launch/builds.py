@@ -79,7 +79,8 @@ def _missing(framework: str, kind: str, found: dict[str, Any]) -> str:
         return ""
     # JAX accepts any registered plug-in; jaxlib used to come as a separate build for each device.
     provided = " ".join([*plugins, packages.get("jaxlib", "")]) if framework == "jax" else ""
-    if any(name in provided for name in ("cuda", "rocm", "tpu", "metal", "mps")):
+    names = {"gpu": ("cuda", "rocm"), "tpu": ("tpu",), "mps": ("metal", "mps")}
+    if any(name in provided for name in names.get(kind, ())):
         return ""
     return f"has no {' or '.join(through[:2])}, which {framework} needs to compute on a {kind}"
 

@@ -190,8 +190,11 @@ def warnings(lines: list[str], continues: bool = False) -> list[str]:
         notes.append("--requeue: a requeued measurement begins again in a new run, and the first one stays as it was")
     if "--array" in given:
         notes.append("--array: each of its tasks repeats the whole job; only the first one has the run's id")
-    if "--export" in given and (value(lines, "--export") or "").upper().startswith("NONE"):
-        notes.append("--export=NONE: srun then starts without the script's variables; '--export=ALL' for srun fixes it")
+    export = value(lines, "--export") or "ALL"
+    if "ALL" not in export.upper().split(","):
+        notes.append(f"--export={export}: srun starts without the script's variables; '--export=ALL' for srun fixes it")
+    if "--signal" in given and warning_signal(lines) in ("TERM", "15"):
+        notes.append("--signal: a run cannot tell TERM from a cancellation, which is not resubmitted: use USR1 or USR2")
     return notes
 
 
@@ -251,7 +254,7 @@ def more_memory(lines: list[str]) -> str:
     """Return the memory option of ``lines`` with its value doubled; empty if there is none, or it requests all."""
     for option in ("--mem", "--mem-per-cpu", "--mem-per-gpu"):
         text = value(lines, option) or ""
-        number = text.rstrip("KMGTkmgt")
-        if number.isdecimal() and int(number):
-            return f"{option}={2 * int(number)}{text[len(number) :]}"
+        form = re.fullmatch(r"(\d+)([KMGT]?B?)", text, re.IGNORECASE)
+        if form and int(form[1]):
+            return f"{option}={2 * int(form[1])}{form[2]}"
     return ""

@@ -118,7 +118,10 @@ def remarks(left_out: list[str], target: Target, name: str, lines: list[str]) ->
 def _used(left_out: Iterable[str], target: Target) -> list[str]:
     """Return those of ``left_out`` that the target's lines expand but do not set, or that its --export names."""
     setup = target.setup
-    text = "\n".join([*setup.submit, *setup.job, *setup.node, *setup.task, target.launcher or "", target.node_launcher])
+    lines = [*setup.submit, *setup.job, *setup.node, *setup.task, target.launcher or "", target.node_launcher]
+    for side in target.sides.values():
+        lines += [*side.job, *side.task, side.launcher or ""]
+    text = "\n".join(lines)
     exported = (directives.value(target.directives, "--export") or "").split(",")
     used = []
     for name in left_out:

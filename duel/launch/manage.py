@@ -117,7 +117,7 @@ def follow(results: Results, runs: list[Run] | None, until: Callable[[Snapshot],
         time.sleep(FOLDER_SECONDS)
         begun = time.time()
         ask = begun - look.asked >= every
-        if begun - everything >= SETTLED_SECONDS:
+        if ask and begun - everything >= SETTLED_SECONDS:
             look, everything = state.look(results, runs, recent=recent), begun
         else:
             look = state.look(results, runs, look, ask, recent)
@@ -139,10 +139,17 @@ def wait(runs: list[Run], results: Results) -> bool:
 
 def watch(results: Results, chosen: Callable[[Snapshot], Snapshot], recent: bool = False) -> None:
     """Show the runs that ``chosen`` selects until all have ended, as ``wait`` does; ``recent`` as in ``state.look``."""
+    shown: list[Snapshot] = []
     with display.live() as show:
 
         def until(look: Snapshot) -> bool:
-            look = chosen(look)
+            try:
+                look = chosen(look)
+            except UserError:
+                if not shown:
+                    raise
+                return True  # the last of those that were chosen, as by --state, is none any more
+            shown.append(look)
             show(look)
             return all(seen.is_over for seen in look.runs) and not look.by_hand
 
@@ -196,13 +203,14 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
     for seen in state.look(results, runs).runs:
         if seen.ended:
             say(f"{seen.id} is already {seen.state}")
-        elif seen.in_slurm or _end_here(seen):
+        else:
+            _refuse_elsewhere(seen)
             ending.append(seen)
     waiting = {run_id for noted in intent.waiting(results).values() if noted.waits for run_id in noted.runs}
     in_slurm = [seen for seen in ending if seen.in_slurm]
-    for seen in in_slurm:
-        if queue.elsewhere(seen.launch.cluster):
-            raise UserError(f"{seen.id} is on the cluster {seen.launch.cluster}; cancel it there")
+    for seen in ending:
+        if not seen.in_slurm:
+            _end_here(seen)
     unsent = [seen for seen in in_slurm if not seen.slurm_job_id and seen.id in waiting]
     for seen in unsent:  # first: this needs no Slurm
         _settle_unstarted(seen.run)
@@ -226,16 +234,26 @@ def _settle_unstarted(run: Run) -> None:
     run.settle(state=CANCELLED, cause="cancelled before it started", why=reasons.CANCELLED)
 
 
-def _end_here(seen: RunView) -> bool:
-    """Ask a run on this machine to end."""
-    owner = seen.status.owner
-    if owner.host != os.uname().nodename:
-        raise UserError(f"{seen.id} runs on {owner.host or 'an unknown machine'}; cancel it there")
+def _refuse_elsewhere(seen: RunView) -> None:
+    """Raise UserError for a run that can only be cancelled elsewhere."""
+    host = seen.status.owner.host
+    if seen.in_slurm and queue.elsewhere(seen.launch.cluster):
+        raise UserError(f"{seen.id} is on the cluster {seen.launch.cluster}; cancel it there")
+    if not seen.in_slurm and host != os.uname().nodename:
+        raise UserError(f"{seen.id} runs on {host or 'an unknown machine'}; cancel it there")
+
+
+def _end_here(seen: RunView) -> None:
+    """Ask a run on this machine to end. Raises UserError for another user's."""
     if seen.state == QUEUED and not seen.status.phase:
         _settle_unstarted(seen.run)
-    else:
-        os.kill(owner.pid, signal.SIGTERM)
-    return True
+        return
+    try:
+        os.kill(seen.status.owner.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError:
+        raise UserError(f"{seen.id} is another user's") from None
 
 
 def _scancel(runs: list[RunView]) -> None:

@@ -34,7 +34,7 @@ class Node:
     def devices(self, name: str, kind: str) -> int:
         """Return how many of ``name`` ('gpu') it has, of type ``kind`` or, if that is empty, of any type."""
         total = 0
-        for found in re.finditer(r"(?:^|,)([^:,(]+)(?::([A-Za-z][^:,(]*))?(?::(\d+))?(?=[(,]|$)", self.gres):
+        for found in re.finditer(r"(?:^|,)([^:,(]+)(?::([^:,(]+))??(?::(\d+))?(?=[(,]|$)", self.gres):
             if found[1] == name and kind.lower() in ("", (found[2] or "").lower()):
                 total += int(found[3] or 1)
         return total
@@ -161,7 +161,7 @@ def _conditions(lines: list[str]) -> list[tuple[str, str, Callable[[Node], bool]
 
 def _gres(text: str) -> tuple[str, str, int | None]:
     """Return name, type and count of ``gpu:h100:4``, ``gpu:4`` or ``gpu``; no count for any other format."""
-    form = re.fullmatch(r"([A-Za-z_]\w*)(?::([A-Za-z][\w.-]*))?(?::(\d+))?", text)
+    form = re.fullmatch(r"([A-Za-z_]\w*)(?::(\w[\w.-]*))??(?::(\d+))?", text)
     return (form[1], form[2] or "", int(form[3] or 1)) if form else (text, "", None)
 
 

@@ -35,7 +35,7 @@ def command(target: Target, arguments: list[str], before: Collection[str] = ()) 
     if not target.setup.submit:
         return argv
     # The output of these lines must not be mistaken for sbatch's answer.
-    lines = "\n".join(["set -e", "{", *target.setup.submit, "} >&2", 'exec "$@"'])
+    lines = "\n".join(["set -e", "{ :", *target.setup.submit, "} >&2", 'exec "$@"'])
     return ["bash", "-c", lines, "bash", *argv]
 
 
@@ -87,7 +87,8 @@ def plan(launches: "list[Launch]", cluster: Cluster) -> Table:
     lines = []
     silence = ""
     for launch in launches:
-        asked = tuple(line for line in directives.of_script(launch.text) if not line.startswith("--job-name="))
+        lines_asked = [line for line in directives.of_script(launch.text) if not line.startswith("--job-name=")]
+        asked = (*lines_asked, repr(launch.target.setup), repr(launch.target.sides))  # which have warnings of their own
         if asked not in known:
             known[asked] = forecast(launch.job, launch.text, cluster, silence)
             silence = known[asked].silence

@@ -91,12 +91,15 @@ def ask(users: Collection[str], since: float, known: Callable[[list[SlurmJob]], 
 
 
 _known_name: list[str] = []
+_silent_since: list[float] = []  # when Slurm was last asked for its name in vain: asking may take seconds, for each run
+SILENT_SECONDS = 30.0
 
 
 def cluster_name() -> str:
     """Return Slurm's name of the cluster that answers here or, if none does, that is configured here; else empty."""
-    if not _known_name:
+    if not _known_name and not (_silent_since and time.monotonic() - _silent_since[0] < SILENT_SECONDS):
         _known_name.extend(_named(output(["scontrol", "show", "config"], "the cluster's name", []) or ""))
+        _silent_since[:] = [] if _known_name else [time.monotonic()]
     return "".join(_known_name) or _configured_name()
 
 

@@ -167,7 +167,8 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
         else:
             _record(runs, [str(job.job_id)] if len(runs) == 1 else [f"{job.job_id}_{n}" for n in range(len(runs))])
             return
-        if refusal.is_full(message):
+        too_long = len(runs) > 1 and "job array specification" in message  # MaxArraySize
+        if refusal.is_full(message) or too_long:
             raise FullError(f"Slurm takes no more jobs now ({refusal.full(message)})")
         reached = not (_NOT_SENT.search(message) or refusal.is_unconfigured(message))
         unclear = reached and (refusal.is_silence(message) or code in (0, 124, 137) or code < 0)

@@ -135,7 +135,7 @@ def _start(job: Job, target: Target, framework: str, root: Path) -> str:
     if side.launcher is None:
         return "\n".join([*side.job, *task])
     inside = "\n".join([f"cd -- {shlex.quote(str(root))} || exit 97", *task])
-    launched = f'exec {side.launcher} bash -eo pipefail -c {shlex.quote(inside)} {framework} "$@"'
+    launched = f'exec env {side.launcher} bash -eo pipefail -c {shlex.quote(inside)} {framework} "$@"'
     return "\n".join([*side.job, launched])
 
 

@@ -47,11 +47,11 @@ def sync(runs: list[Run], say: Callable[[str], None]) -> bool:
 def _bring(run: Run, file: Path, say: Callable[[str], None]) -> bool:
     """Upload one file if necessary. Returns whether that succeeded."""
     online = not file.parent.name.startswith("offline-")
-    # Both are read before the upload, which does not include what is written during it.
-    ended, size = run.status().state in TERMINAL, file.stat().st_size
     if not file.is_file():
         say(f"{run.id}: damaged: {file.name} is not a regular file")
         return False
+    # Both are read before the upload, which does not include what is written during it.
+    ended, size = run.status().state in TERMINAL, file.stat().st_size
     mark = file.with_name(f"{file.name}.synced")
     if online and (not ended or _confirmed(file.parent / "logs" / "debug-internal.log")):
         say(f"{run.id}: nothing to upload, it is online")

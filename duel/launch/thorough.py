@@ -35,13 +35,14 @@ from duel.launch.schema import Cluster, Target
 from duel.modes import DEFAULT
 from duel.record import Row
 from duel.results import Results, Run
-from duel.states import FINISHED, SKIPPED
+from duel.states import CANCELLED, FINISHED, LOST, SKIPPED
 from duel.switches import AS_PASSED, SWITCHES
 from duel.table import evidence
 from duel.tries import counted
 
 NOT_INSTALLED = "the library is not installed"  # Opacus, which no environment must have
 WORKS, LIMITED, BROKEN, ABSENT = "works", "works with a limit", "BROKEN", "not there"
+UNTRIED = ("told to end", "preempted", "infrastructure", "cancelled")  # a row that ended so shows nothing
 TIME = "--time=00:05:00"
 PAIRS = ("mnist", "resnet50", "bert", "gcn")
 SHOWN_WITH = ("resnet50", "bert", "mobilenet_v3_small", "gcn")  # a switch is tried with the first that it suits
@@ -204,6 +205,8 @@ def _judged(trial: Trial, run: Run, results: Results) -> list[Finding]:
         framework = str(row.framework)
         if row.status == SKIPPED or NOT_INSTALLED in str(row.cause):
             found.append(Finding(trial.what, framework, ABSENT, str(row.cause), run.id))
+        elif row.status in (CANCELLED, LOST) or row.why in UNTRIED:
+            found.append(Finding(trial.what, framework, ABSENT, f"not tried: {row.cause or row.status}", run.id))
         elif row.status != FINISHED:
             found.append(Finding(trial.what, framework, BROKEN, row.cause or str(row.status), run.id))
         else:

@@ -1,6 +1,6 @@
 """Whether what ran is what was rendered: a run's script in Slurm, its code, and the evidence of its rows."""
 
-from duel import files, tree
+from duel import files, index, tree
 from duel.errors import UserError
 from duel.files import Damaged
 from duel.job import EDITED, script_state
@@ -31,7 +31,10 @@ def verify(run: Run, results: Results) -> tuple[Table, bool]:
 def check(results: Results) -> list[str]:
     """Read every run and archive again, correct results.csv, and return what was inconsistent."""
     update(results)
-    before = {(row.run_id, row.row): row.to_csv() for row in read_rows(results.csv, strict=False, remedy=REMAKE)}
+    rows = read_rows(results.csv, strict=False, remedy=REMAKE)
+    before = {(row.run_id, row.row): row.to_csv() for row in rows}
+    there, settled = set(results.names()), index.load(results).settled
+    moving = {row.group for row in rows if row.run_id in there and row.run_id not in settled}  # may end meanwhile
     found = []
     for row in merge(results, check=True):
         what = f"{row.run_id}, row {row.row}"
@@ -42,7 +45,7 @@ def check(results: Results) -> list[str]:
         now, old = row.to_csv(), before.get((row.run_id, row.row))
         if row.status in TERMINAL and old is None:
             found.append(f"{what}: was not in results.csv")
-        elif row.status in TERMINAL and old is not None and old != now:
+        elif row.status in TERMINAL and old is not None and old != now and row.group not in moving:
             names = [name for name, one, other in zip(COLUMNS, now, old, strict=True) if one != other]
             found.append(f"{what}: results.csv had other values of {', '.join(names)}")
     here, packed = {run.id for run in results.runs()}, archived(results)
@@ -71,6 +74,8 @@ def _script(run: Run, job_id: str) -> list[Check]:
     found = [("script", OK if sealed else DIFFERS, "its seal" if sealed else "its seal: it was edited by hand")]
     if not job_id:
         return [*found, ("script in Slurm", UNKNOWN, "the run was in no Slurm job")]
+    if queue.elsewhere(cluster := run.launch().cluster):
+        return [*found, ("script in Slurm", UNKNOWN, f"its job is on the cluster {cluster}")]
     notes: list[str] = []
     for command in (["scontrol", "write", "batch_script", job_id, "-"], ["sacct", "-j", job_id, "--batch-script"]):
         stored = queue.output(command, f"the script of job {job_id}", notes) or ""

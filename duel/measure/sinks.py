@@ -4,7 +4,6 @@ metrics.jsonl is the source of truth: the measuring process appends each line in
 supervisor, which reads those lines; it cannot slow a step down, and loses nothing if the measuring process crashes.
 """
 
-import functools
 import http.client
 import json
 import math
@@ -86,6 +85,9 @@ class WandbSink:
         except ImportError:
             self.note = "Weights & Biases: not installed in this interpreter; metrics.jsonl has everything"
             return
+        except Exception as error:  # as with another package's version
+            self._lose(error)
+            return
         self._wandb, self._names, self._curves = wandb, _names(rows), dict[str, list[tuple[int, float]]]()
         row, frameworks = rows[0], list(dict.fromkeys(str(row.framework) for row in rows))
         slurm = {name: os.environ[variable] for name, variable in SLURM.items() if variable in os.environ}
@@ -93,25 +95,28 @@ class WandbSink:
         config: dict[str, Any] = {name: getattr(row, name) for name in FILTERS}
         config |= {"rows": [_known(row) for row in rows], "environment": environment}
         config |= {"run_folder": str(folder), "attempt": row.attempt} | ({"slurm": slurm} if slurm else {})
-        begin: Any = functools.partial(
-            wandb.init,
-            project=os.environ.get("WANDB_PROJECT", "duel"),
-            id=row.run_id,
-            resume="allow",  # a run that was interrupted continues
-            name=row.run_id,
-            group=group,
-            job_type=PAIRED if len(frameworks) > 1 else frameworks[0],
-            tags=[*frameworks, str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
-            config=config,
-            dir=folder,
-            settings=wandb.Settings(
-                init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
-                finish_timeout_raises=True,
-                console="off",
-                silent=True,
-            ),
-        )
+
+        def begin(mode: Any) -> Any:
+            return wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "duel"),
+                id=row.run_id,
+                resume="allow",  # a run that was interrupted continues
+                name=row.run_id,
+                group=group,
+                job_type=PAIRED if len(frameworks) > 1 else frameworks[0],
+                tags=[*frameworks, str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
+                config=config,
+                dir=folder,
+                settings=wandb.Settings(
+                    init_timeout=INIT_SECONDS,
+                    finish_timeout=FINISH_SECONDS,
+                    finish_timeout_raises=True,
+                    console="off",
+                    silent=True,
+                ),
+                mode=mode,
+            )
+
         try:
             # Before anything else: otherwise wandb asks its server, without a timeout, who owns the key.
             wandb.setup(wandb.Settings(silent=True))
