@@ -26,8 +26,8 @@ from duel.files import replacing
 KEPT = 2
 COURSE = "course"  # the archive's entry beside the arrays
 _NAME = re.compile(r"step-([0-9]{9})\.npz")
-# What reading changed bytes raises: a changed directory of the archive may name a cipher or a method, a header a size.
-DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+# What reading changed bytes raises: a changed directory of the archive may name a cipher or a method.
+DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,8 @@ class Checkpoints:
                     arrays = {name: archive[name] for name in archive.files}  # which checks each one's checksum
                 stored = json.loads(arrays.pop(COURSE).tobytes())
                 course = msgspec.convert(stored["course"], Course)
+            except MemoryError:  # damaged or not cannot be told, and what is passed over is removed later
+                raise UserError(f"{path}: this checkpoint cannot be read: there is no memory for it") from None
             except DAMAGE as error:
                 if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a damaged offset
                     raise UserError(f"{path}: this checkpoint cannot be read ({error.strerror})") from error
