@@ -187,7 +187,7 @@ def _decide(
     by_name = named and (cause == reasons.CANCELLED or job.dataset)  # a training goes on after any end
     if (cause in CONTINUED or by_name) and _has_got_further(seen, job):
         return [_continued(seen, job, cause, text)]
-    if job.dataset and seen.launch.code != tree.digest() and _has_checkpoint(seen):
+    if job.dataset and seen.launch.code != tree.digest() and seen.has_checkpoint:
         text += "; its checkpoints are of other code, so it would start over"
     if job.attempt >= MOST_ATTEMPTS:
         side = "--paired" if job.framework == PAIRED else f"--framework {job.framework}"
@@ -232,10 +232,6 @@ def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str
     return changes, f"{AVOIDING}{node}"
 
 
-def _has_checkpoint(seen: RunView) -> bool:
-    return any((seen.run.folder / "checkpoints").glob("*/step-*.npz"))
-
-
 def _has_got_further(seen: RunView, job: Job) -> bool:
     """Return whether the run has rows to keep, measured with the code that is here, and others left.
 
@@ -247,7 +243,7 @@ def _has_got_further(seen: RunView, job: Job) -> bool:
     if not {planned_as(row) for row in job.rows()} <= {planned_as(row) for row in rows}:  # one is damaged, or gone
         return False
     if job.dataset:
-        return any(map(interrupted, rows)) and _has_checkpoint(seen)
+        return any(map(interrupted, rows)) and seen.has_checkpoint
     done = [row for row in rows if row.status == FINISHED]
     further = seen.status.why == reasons.NEVER_RAN or any(row.attempt == job.attempt for row in done)
     return bool(done) and further and any(map(interrupted, rows))

@@ -67,6 +67,10 @@ class RunView:
         return self.launch.pair or self.id.partition("_")[2]
 
     @property
+    def has_checkpoint(self) -> bool:
+        return any((self.run.folder / "checkpoints").glob("*/step-*.npz"))
+
+    @property
     def trains(self) -> bool:
         """Whether it is a training to accuracy, which goes on in the same run when Slurm begins its job again."""
         return self.job is not None and bool(self.job.dataset)

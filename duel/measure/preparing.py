@@ -205,7 +205,7 @@ def _record_environment(m: Measurement) -> None:
     """Write this side's part of the run's environment.json, and the machine's, unless an earlier row did."""
     try:
         stored = read_object(m.run.environment)
-    except (FileNotFoundError, Damaged):
+    except (FileNotFoundError, Damaged):  # the first row, or cut off: this side is recorded anew
         stored = {}
     side = str(m.row.framework)
     if side in stored:

@@ -85,7 +85,7 @@ class WandbSink:
         except ImportError:
             self.note = "Weights & Biases: not installed in this interpreter; metrics.jsonl has everything"
             return
-        except Exception as error:  # as with another package's version
+        except Exception as error:  # it is there and cannot be imported: W&B comes second
             self._lose(error)
             return
         self._wandb, self._names, self._curves = wandb, _names(rows), dict[str, list[tuple[int, float]]]()
@@ -107,13 +107,7 @@ class WandbSink:
                 tags=[*frameworks, str(row.benchmark), f"use_case_{row.use_case}", str(row.target)],
                 config=config,
                 dir=folder,
-                settings=wandb.Settings(
-                    init_timeout=INIT_SECONDS,
-                    finish_timeout=FINISH_SECONDS,
-                    finish_timeout_raises=True,
-                    console="off",
-                    silent=True,
-                ),
+                settings=_settings(wandb),
                 mode=mode,
             )
 
@@ -204,6 +198,16 @@ class WandbSink:
     def _lose(self, error: Exception) -> None:
         self._run = None
         self.note = f"Weights & Biases: gave up ({_text(error)}); metrics.jsonl has everything"
+
+
+def _settings(wandb: Any) -> Any:
+    return wandb.Settings(
+        init_timeout=INIT_SECONDS,
+        finish_timeout=FINISH_SECONDS,
+        finish_timeout_raises=True,
+        console="off",
+        silent=True,
+    )
 
 
 def _mode(wandb: Any) -> tuple[Any, str]:
