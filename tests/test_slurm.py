@@ -44,7 +44,8 @@ def test_both_frameworks_run_on_nodes_with_devices_from_one_command(site: Site) 
         assert "gres/gpu=1" in devices
         assert (row["script"], row["restarts"], row["target"]) == ("rendered", "0", "site")
         environment = json.loads(Run(site.results.folder / "runs" / row["run_id"]).environment.read_text())
-        assert environment["variables"]["CUDA_VISIBLE_DEVICES"] == "0" or row["framework"] == "pytorch"
+        variables = environment[row["framework"]]["variables"]
+        assert variables["CUDA_VISIBLE_DEVICES"] == "0" or row["framework"] == "pytorch"
         # The key is in nothing that others could read, and nothing of ours overruled the script.
         for what in ("--env-vars", "--batch-script"):
             stored = site.slurm.run("sacct", "-j", row["slurm_job_id"], what).stdout
