@@ -1,12 +1,15 @@
 """Where the processes of a run on many devices find their places, and each other."""
 
 import os
+import signal
 import socket
+from pathlib import Path
 
 import pytest
 
 from duel.errors import UserError
-from duel.measure import ranks
+from duel.job import Job
+from duel.measure import ranks, supervisor
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,22 @@ def test_ranks_meet_where_the_site_says(monkeypatch: pytest.MonkeyPatch) -> None
             ranks._server()
     monkeypatch.setenv("DUEL_ADDRESS", "node1i")
     assert ranks._addresses()[:2] == ["node1i", os.uname().nodename]
+
+
+def test_a_rank_leaves_a_warning_and_an_end_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(*given: object) -> int:
+        for number in supervisor.STOPS:
+            os.kill(os.getpid(), number)
+        return 5
+
+    monkeypatch.setattr(supervisor.assistant, "assist", told)
+    monkeypatch.setattr(supervisor.variables, "take_out", lambda environment: [])
+    monkeypatch.setenv("DUEL_RANK", "1")
+    monkeypatch.setenv("DUEL_RANKS", "2")
+    before = {number: signal.getsignal(number) for number in supervisor.STOPS}
+    job = Job("jax", "mnist", 2, "smoke", "fp32", "cpu", "local", devices_per_node=2)
+    try:
+        assert supervisor._supervise(job, Path("data"), False, {}) == 5
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -55,6 +55,22 @@ def test_it_goes_on_after_the_time_limit_by_itself(site: Site, training: Run) ->
     site.wait(lambda: "Slurm begins the job again" in slurm_log(site), 60)
     ended_in_one_run(site, training, lives=2)
     assert site.jobs()[training.id] == 1, "the same job, begun again"
+    assert re.search(r"told to end: checkpoint after step [1-9]", training.log.read_text()), (
+        "not at an epoch's end alone"
+    )
+    assert "Slurm begins the job again" in slurm_log(site), "the second life's log has the first's"
+
+
+def test_on_two_devices_no_rank_ends_before_the_checkpoint(site: Site) -> None:
+    counts = ("--ntasks-per-node={tasks_per_node}", "--cpus-per-task=1", "--mem=4G")
+    site.target("--partition=cpu", "--time=00:10:00", *counts, more="    devices_per_node: [1, 2]\n")
+    two = [option.replace("1", "2") for option in TRAINING]
+    site.main(*two, "--devices", "2", "--epochs", str(EPOCHS), "--max_hours", "2h")
+    run = site.only()
+    begun(site, run)
+    site.slurm.run("scancel", "--batch", "--signal=USR2", run.launch().slurm_job_id)
+    ended_in_one_run(site, run, lives=2)
+    assert re.search(r"told to end: checkpoint after step [1-9]", run.log.read_text())
 
 
 def slurm_log(site: Site) -> str:

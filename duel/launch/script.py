@@ -169,9 +169,10 @@ def directives_of(job: Job, target: Target, root: Path) -> list[str]:
     logs = str(root / "results" / "logs")
     limit = directives.minutes(directives.value([*target.directives, *job.changes], "--time") or "")
     warn = 60 if limit is None else round(min(max(limit * 6, 15), 120))  # s: a tenth of it, to end a row cleanly
-    again = "--requeue" if job.dataset else "--no-requeue"  # a training goes on, a measurement would not be one
+    # A training goes on, in the same log; a measurement would not be one.
+    again = ["--requeue", "--open-mode=append"] if job.dataset else ["--no-requeue"]
     own = directives.without(
-        [f"--job-name={job.stem}", f"--output={logs}/%j_0_log.out", again, f"--signal=B:USR2@{warn}"],
+        [f"--job-name={job.stem}", f"--output={logs}/%j_0_log.out", *again, f"--signal=B:USR2@{warn}"],
         target.directives,
         target.without,
     )

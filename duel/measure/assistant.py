@@ -21,6 +21,7 @@ from duel.measure.ranks import (
     SILENT_SECONDS,
     Place,
     environment,
+    started,
     tail,
 )
 
@@ -44,12 +45,8 @@ class _Worker:
         self._caches = tempfile.TemporaryDirectory(prefix="duel-")
         with open(self._log, "ab") as output:
             self._before = output.tell()
-            self._process = subprocess.Popen(
-                [*self._commands[message["framework"]], *options],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment(self._caches.name),
-                start_new_session=True,
+            self._process = started(
+                [*self._commands[message["framework"]], *options], environment(self._caches.name), output
             )
 
     def stop(self) -> None:

@@ -80,13 +80,10 @@ class Team:
             here = [*here, *self.coordinator.start(self._run, number, framework, self._options, self._cpus)]
         cpus = self._cpus[0] or _chosen_cpus(row)
         here = [*here, "--cpus", ",".join(map(str, cpus))] if cpus else here
-        # A new session: Ctrl-C reaches the supervisor alone, which then ends the row cleanly.
-        return subprocess.Popen(
+        return ranks.started(
             [*under, *self._commands[framework], "--run_folder", str(self._run.folder), "--row", str(number), *here],
-            env=ranks.environment(self._caches.name, row.use_case != VALIDATE),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            ranks.environment(self._caches.name, row.use_case != VALIDATE),
+            subprocess.PIPE,
         )
 
     def close(self) -> None:

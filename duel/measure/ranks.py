@@ -14,13 +14,15 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from duel import variables
 from duel.errors import UserError
@@ -50,6 +52,8 @@ LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
+# The warning before a time limit: as our scripts pass it on, and as a site's own --signal may send it to the steps.
+WARNINGS = (signal.SIGUSR2, signal.SIGUSR1)
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun; a RANK alone may come from a shell's start-up files
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -105,6 +109,17 @@ def environment(caches: str, timed: bool = True) -> dict[str, str]:
     own = {name: f"{caches}/{name.lower()}" for name in CACHES} | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | KEEP_ALL
     own |= {} if timed else {"OMP_WAIT_POLICY": "passive"}
     return kept | own | {variables.OWN: " ".join(own)}
+
+
+def started(command: list[str], env: dict[str, str], output: int | IO[bytes]) -> "subprocess.Popen[bytes]":
+    """Start a measuring process in a session of its own, so that Ctrl-C reaches its supervisor alone, which then ends
+    the row cleanly. So do Slurm's warnings, which it sends to all processes of a step: this one has them blocked.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+    try:
+        return subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def kept_out(name: str, timed: bool = True) -> bool:

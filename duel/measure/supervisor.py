@@ -39,9 +39,7 @@ from duel.tries import counted
 RETRIES = 4  # further tries at a row that others disturb
 TRIAL_RETRIES = 1  # and at a trial of a search, which is one of many
 USER_ERROR = 2
-# The warning before a time limit: as our scripts pass it on, and as a site's own --signal may send it to the steps.
-WARNINGS = (signal.SIGUSR2, signal.SIGUSR1)
-STOPS = (signal.SIGTERM, signal.SIGINT, *WARNINGS)  # with Slurm's preemption and scancel, and Ctrl-C
+STOPS = (signal.SIGTERM, signal.SIGINT, *ranks.WARNINGS)  # with Slurm's preemption and scancel, and Ctrl-C
 
 
 def main(framework: str, arguments: list[str] | None = None) -> int:
@@ -90,6 +88,10 @@ class _Stopped(BaseException):
 
 def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stopped(signal.Signals(number).name)
+
+
+def _left_to_rank_0(number: int, frame: FrameType | None) -> None:
+    """Do nothing. Unlike SIG_IGN this is not inherited by the measuring process."""
 
 
 def _may_share(job: Job) -> bool:
@@ -217,9 +219,10 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     if removed and place.rank == 0:
         print(f"removed, because no target sets them here: {', '.join(removed)}", flush=True)
     for number in STOPS:
-        signal.signal(number, _stop)
-    if place.rank > 0:
-        return _assist(place, job, results, commands)
+        # Slurm tells all ranks. Rank 0 ends the others: it may need them for a training's last step and checkpoint.
+        signal.signal(number, _stop if place.rank == 0 else _left_to_rank_0)
+    if place.rank > 0:  # if their number is not what the job needs, rank 0 reports it
+        return assistant.assist(place, ranks.meeting(results.folder), commands) if place.size == job.ranks else 0
     # The script passes its own text; '$(...)' has stripped the final newline.
     script = os.environ.pop("DUEL_SCRIPT", None)
     script = None if script is None else script + "\n"
@@ -244,7 +247,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     except _Stopped as stopped:
         state, cause, why = CANCELLED, f"ended by {stopped}", "told to end"
         code = 128 + signal.Signals[str(stopped)].value
-        if str(stopped) in [number.name for number in WARNINGS]:
+        if str(stopped) in [number.name for number in ranks.WARNINGS]:
             state, why = FAILED, "warned"
             cause += ": Slurm warned that the time limit, or a preemption, was near"
     except Exception as error:  # not hidden, but its text belongs in the record too
@@ -266,16 +269,6 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
     print(f"run {run.id}: {state}" + (f": {cause}" if cause else ""), flush=True)
     _print_verdicts(run, rows)
     return code
-
-
-def _assist(place: ranks.Place, job: Job, results: Results, commands: Commands) -> int:
-    """Run a rank other than 0. If their number is not what the job needs, rank 0 reports it."""
-    if place.size != job.ranks:
-        return 0
-    try:
-        return assistant.assist(place, ranks.meeting(results.folder), commands)
-    except _Stopped as stopped:
-        return 128 + signal.Signals[str(stopped)].value
 
 
 def _print_verdicts(run: Run, rows: list[Row]) -> None:
