@@ -134,6 +134,21 @@ def read_object(path: Path) -> dict[str, Any]:
     return stored
 
 
+def events(text: str) -> tuple[list[dict[str, Any]], int]:
+    """Return the events in the lines of a metrics.jsonl, and how many could not be read: a kill can tear a line."""
+    found, torn = [], 0
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            found.append(event)
+        else:
+            torn += 1
+    return found, torn
+
+
 def read_record(path: Path, kind: type[T]) -> T:
     """Return the record of type ``kind`` in ``path``; keys that ``kind`` does not have are left out.
 

@@ -220,7 +220,8 @@ def add_what(parser: Parser, several: bool) -> None:
         convert=batch_size,
         default=(),
         metavar="N",
-        help="samples per step, one row each; per device under weak scaling (default: what fits the device)",
+        help="samples per step, one row each; per device under weak scaling, of all devices together in a training "
+        "(default: its recipe's, else what fits the device)",
     )
     what.add_argument(
         "--products",

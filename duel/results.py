@@ -248,22 +248,11 @@ class Run:
         return rows
 
     def events(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the events in metrics.jsonl, and how many lines could not be read (a kill can tear the last one)."""
-        events, torn = [], 0
+        """Return the events in metrics.jsonl, and how many lines could not be read."""
         try:
-            text = files.read(self.metrics, files.LOG_BYTES).decode(errors="replace")
+            return files.events(files.read(self.metrics, files.LOG_BYTES).decode(errors="replace"))
         except (FileNotFoundError, Damaged):
             return [], 0
-        for line in text.splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                event = None
-            if isinstance(event, dict) and isinstance(event.get("event"), str):
-                events.append(event)
-            else:
-                torn += 1
-        return events, torn
 
 
 def _text(record: Any) -> str:

@@ -243,3 +243,13 @@ def test_a_profile_that_fails_says_why_and_another_tool_still_gets_its_program(
     assert "3" in found.why
     assert "--untraced" in (run.folder / "profiles" / "000" / "profiler").read_text()
     assert run.rows() == before
+
+
+def test_a_torn_line_of_metrics_is_passed_over_and_the_next_event_is_whole(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    reader = MetricsReader(file)
+    MetricsWriter(file)("loss", row=0, step=1)
+    with open(file, "a") as torn:
+        torn.write('{"event": "loss", "ro')  # a full disk, or a kill
+    MetricsWriter(file)("loss", row=0, step=2)
+    assert [event["step"] for event in reader()] == [1, 2]

@@ -134,7 +134,14 @@ def test_what_is_wrong_is_named_with_its_place(path: Path, text: str | bytes, sa
         ("setup: {jobs: [a]}", "6:13: targets.local.setup.jobs: unknown key; valid: submit, job, node, task"),
         ("setup: {job: 5}", "6:13: targets.local.setup.job: Input should be a valid list, not 5"),
         ('setup: {job: ["a\\rb"]}', "6:19: targets.local.setup.job.0: 'a\\rb' is not one line"),
-        ("setup: {task: ['']}", "6:20: targets.local.setup.task.0: '' is not one line"),
+        ("setup: {task: [' ']}", "6:20: targets.local.setup.task.0: ' ' is not one line"),
+        ("setup: {job: 'ulimit -u {cpus_per_node}'}", "'ulimit -u {cpus_per_node}' needs 'per_device: {cpus: NUMBER}'"),
+        (
+            "per_device: {tasks: 8}",
+            "6:18: targets.local.per_device.tasks: 'tasks': {tasks_per_node} is of the job; use an",
+        ),
+        ("variants: [{when: {}, directives: --qos=x}]", "only a slurm target takes variants.directives; this one has"),
+        ("variants: [{when: {}, launcher: null}]", "only a slurm target takes variants.launcher; this one has"),
         ("launcher: 'srun \"'", "6:5: targets.local.launcher: 'srun \"': No closing quotation"),
         ("launcher: srun \\", "6:5: targets.local.launcher: 'srun \\\\': No escaped character"),
         ("launcher: 'srun # mine'", "6:5: targets.local.launcher: 'srun # mine' has a comment, which would hide"),
@@ -244,7 +251,7 @@ def test_lines_may_be_pasted_as_they_stand_in_a_script(path: Path) -> None:
     loaded = cluster.load(path)
     made = loaded.targets["local"].for_job(job(target="local"))
     assert made.directives == ["--partition=gpu   # the large one", "-A 'a: b'", "--time=10", "--qos=x"]
-    assert made.setup.job == ['export A="x: y"  # both', "if true; then", "\tmodule load jax_mnist_1", "fi"]
+    assert made.setup.job == ['export A="x: y"  # both', "", "if true; then", "\tmodule load jax_mnist_1", "fi"]
     assert made.setup.task == ["ulimit -c 0"]
     assert loaded.where(job(target="local"), "--time=10") == "cluster.yaml:11"
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from argparse import Namespace
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,8 @@ from test_continued import NOW, continued, interrupted
 from test_results import new_run
 
 from duel import certificate, index
-from duel.launch import display, state
+from duel.launch import display, manage, state
+from duel.options import FILTERS
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, FINISHED, LOST, QUEUED, RUNNING
 from duel.status import this_process
@@ -48,6 +50,15 @@ def test_a_watch_reads_nothing_that_is_settled(results: Results, monkeypatch: py
     states = {seen.id: seen.state for seen in state.look(results, before=first).runs}
     ends = [states[run.id] for run in (*runs, late)]
     assert ends == [FINISHED, CANCELLED, FINISHED, LOST, FINISHED, QUEUED]
+
+
+def test_a_bare_upload_is_of_one_s_own_runs(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(results)
+    bare = Namespace(runs=[], **dict.fromkeys(FILTERS))
+    assert [one.id for one in manage.to_upload(bare, results)] == [run.id]
+    monkeypatch.setattr(os, "getuid", lambda: run.folder.stat().st_uid + 1)
+    assert manage.to_upload(bare, results) == []
+    assert [one.id for one in manage.to_upload(Namespace(**vars(bare) | {"runs": [run.id]}), results)] == [run.id]
 
 
 def test_only_folders_are_runs(results: Results) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_cluster import error_of, job
+from test_cluster import GOOD, error_of, job
 
 from duel.errors import UserError
 from duel.launch import cluster, script
@@ -106,3 +106,18 @@ def test_a_launcher_may_be_a_folded_line(path: Path) -> None:
     text = SHORT.replace("    nodes: 2\n", "    nodes: 2\n    launcher: >\n      srun\n      --mpi=none\n")
     path.write_text(text)
     assert cluster.load(path).targets["gpu"].launcher == "srun --mpi=none"
+
+
+def test_a_value_with_an_anchor_is_of_its_own_kind(path: Path) -> None:
+    path.write_text(
+        GOOD + "    nodes: &many 2\n    internet: &web false\n  other:\n    scheduler: slurm\n"
+        "    python: {jax: null, pytorch: null}\n    nodes: *many\n    internet: *web\n    pause: &p 0.5\n"
+    )
+    found = cluster.load(path).targets["other"]
+    assert (found.nodes, found.internet, found.pause) == (2, False, 0.5)
+
+
+def test_a_sender_s_directives_have_no_job_to_take_a_count_from(path: Path) -> None:
+    slurm = GOOD.replace("scheduler: local", "scheduler: slurm")
+    said = "sender: {devices} is of a job, which the sender is not; write a number"
+    assert said in error_of(path, slurm + "    sender: ['--gpus={devices}']\n")

@@ -20,12 +20,21 @@ from wandb_server import on_disk
 from duel import comparability, recipes, training_options
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, SGD
 from duel.comparability import COMPARABLE
+from duel.errors import UserError
+from duel.launch import plan
 from duel.record import Row
 from duel.report import figures, learned
 from duel.results import Results, Run
 from duel.states import FINISHED, QUEUED, TERMINAL
 
 DIGITS = ("--benchmark", "mnist", "--use_case", "1", "--dataset", "digits")
+
+
+def test_a_recipe_s_batch_is_divided_before_anything_is_sent() -> None:
+    usual = recipes.recipe("mnist", "digits", None, None).batch_size
+    plan._check_batches({"batch_sizes": ()}, 2, usual)
+    with pytest.raises(UserError, match=f"batch size {usual}, the recipe's, does not divide among 3 devices"):
+        plan._check_batches({"batch_sizes": ()}, 3, usual)
 
 
 def test_both_sides_train_on_the_same_batches_and_are_compared(main: Main, checkout: Path) -> None:

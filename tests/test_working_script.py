@@ -43,8 +43,11 @@ def test_a_working_script_becomes_a_target(tmp_path: Path, capsys: pytest.Captur
         *("--partition=gpu", "--account=abc", "--nodes=2", "--gres=gpu:a100:4", "--ntasks-per-node=4"),
     ]
     assert "srun --cpu-bind=cores bash" in script.render(job(2, 4, target="job"), target, Path("/opt/duel"))
-    assert notes[0] == "left out: 1 lines from 'echo done' on, after the program"
-    assert "write [1, 4] if your site gives parts of nodes" in notes[1]
+    assert notes[:2] == [
+        "left out: 'cd /scratch/me': jobs begin in the checkout",
+        "left out: 1 lines from 'echo done' on, after the program",
+    ]
+    assert "write [1, 4] if your site gives parts of nodes" in notes[2]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +56,13 @@ def test_a_working_script_becomes_a_target(tmp_path: Path, capsys: pytest.Captur
         ("python a.py", None),
         ("module load gcc/12 python\nconda activate x\nsource /opt/python/env\nsrun python a.py", "srun"),
         ("exec /sw/bin/python3.11 a.py", None),
-        ("mpirun -np 4 torchrun a.py", "mpirun -np 4"),
+        ("mpirun -np 4 torchrun a.py", "mpirun -np {tasks}"),
+        (
+            "srun -N2 --ntasks-per-node=4 nice -n 4 python a.py",
+            "srun -N{nodes} --ntasks-per-node={tasks_per_node} nice -n 4",
+        ),
+        ("srun --ntasks=8 -n 8 python a.py", "srun --ntasks={tasks} -n {tasks}"),
+        ("jsrun -n 4 python a.py", "jsrun -n 4"),
         ("srun --mpi=pmix \\\n    --label \\\n    python a.py \\\n    --lr 1", "srun --mpi=pmix --label"),
         ("srun apptainer exec --nv a.sif python3 a.py", "srun apptainer exec --nv a.sif"),
     ],
@@ -67,7 +76,7 @@ def test_what_starts_the_program_is_the_launcher(
     assert (target.nodes, target.devices_per_node, target.directives) == (
         2,
         [4],
-        ["--gpus={devices}", "--nodes={nodes}"],
+        ["--gpus={devices}", "--nodes={nodes}", "--ntasks-per-node={tasks_per_node}"],
     )
     assert not any("check that it starts" in note for note in notes)
 
@@ -76,7 +85,19 @@ def test_only_the_gpus_of_a_gres_are_counted(tmp_path: Path, capsys: pytest.Capt
     loaded, _ = made(tmp_path, capsys, "#!/bin/sh\n#SBATCH --gres=gpu:a100:4,lscratch:100\npython a.py\n")
     target = loaded.targets["job"]
     assert target.devices_per_node == [4]
-    assert target.directives == ["--gres=gpu:a100:{devices_per_node},lscratch:100"]
+    assert target.directives == [
+        "--gres=gpu:a100:{devices_per_node},lscratch:100",
+        "--ntasks-per-node={tasks_per_node}",
+    ]
+
+
+def test_one_program_s_cpus_are_shared_among_the_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded, _ = made(tmp_path, capsys, "#!/bin/sh\n#SBATCH --gpus-per-node=4 -c 32\npython a.py\n")
+    assert loaded.targets["job"].directives == [
+        "--gpus-per-node={devices_per_node}",
+        "--cpus-per-task=8",
+        "--ntasks-per-node={tasks_per_node}",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -224,12 +224,12 @@ def data(args: argparse.Namespace, results: "Results") -> int:
 
 
 def sync(args: argparse.Namespace, results: "Results") -> int:
-    from duel.launch import manage, state, sync
+    from duel.launch import manage, sync
 
-    chosen = manage.select(state.look(results).runs, args, results)
+    chosen = manage.to_upload(args, results)
     if not chosen:
-        say("nothing to upload: no runs yet")
-    return 0 if sync.sync([seen.run for seen in chosen], say) else 1
+        say("nothing to upload: no runs of yours yet")
+    return 0 if sync.sync(chosen, say) else 1
 
 
 def collect(args: argparse.Namespace, results: "Results") -> int:

@@ -94,5 +94,4 @@ def _remedy(framework: str, kind: str) -> str:
         ("jax", "tpu"): "'make jax-env JAX=tpu' makes one, or ",
         ("pytorch", "gpu"): "'make pytorch-env PYTORCH=cuda13' makes one (cuda12 for drivers before 580), or ",
     }
-    others = " or ".join(f"--framework {name}" for name in FRAMEWORKS if name != framework)
-    return f"{builds.get((framework, kind), '')}name an interpreter that has it, or null, or use {others}"
+    return f"{builds.get((framework, kind), '')}name an interpreter that has it, or null to leave {framework} out"

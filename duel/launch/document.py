@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.scalarbool import ScalarBoolean
 
 from duel import files
 from duel.errors import UserError
@@ -101,4 +102,8 @@ def _plain(node: Any, room: Iterator[int]) -> Any:
         return {key: _plain(value, room) for key, value in node.items()}
     if isinstance(node, list):
         return [_plain(value, room) for value in node]
-    return str(node) if isinstance(node, str) else node
+    # What has an anchor is of the loader's own types, which a strict schema refuses.
+    for of_loader, kind in ((str, str), (ScalarBoolean, bool), (int, int), (float, float)):
+        if isinstance(node, of_loader) and not isinstance(node, bool):
+            return kind(node)
+    return node

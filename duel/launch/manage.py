@@ -84,6 +84,13 @@ def select(runs: list[RunView], args: Namespace, results: Results) -> list[RunVi
     return chosen
 
 
+def to_upload(args: Namespace, results: Results) -> list[Run]:
+    """Return the runs that ``args`` choose; without a choice, this user's. Raises UserError as ``select`` does."""
+    chosen = select(state.look(results).runs, args, results)
+    runs = [seen.run for seen in chosen]
+    return runs if has_selection(args) else [run for run in runs if run.folder.stat().st_uid == os.getuid()]
+
+
 def to_compare(args: Namespace, results: Results) -> list[Run]:
     """Return the runs that ``args`` choose and the others of their groups; without a choice, those that the last
     command started. Validations measure nothing and are left out.

@@ -10,6 +10,7 @@ from duel.errors import UserError
 from duel.job import TRAINING, Job
 from duel.launch.schema import Cluster, Target
 from duel.options import SPACING, VARIANTS
+from duel.recipes import recipe
 from duel.results import Results
 from duel.terminal import Table, warn
 
@@ -51,7 +52,8 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 continue
             options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
             options |= {option: getattr(args, option) for option in TRAINING}
-            _check_batches(options, nodes * devices, bool(args.dataset))
+            usual = recipe(benchmark, args.dataset, None, None).batch_size if args.dataset else None
+            _check_batches(options, nodes * devices, usual)
             planned += [
                 Job(
                     *(framework, benchmark, use_case, args.preset, args.precision, args.device, name, nodes, devices),
@@ -113,12 +115,13 @@ def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, 
     return nodes, devices
 
 
-def _check_batches(options: dict[str, Any], devices: int, trains: bool) -> None:
-    """Raise UserError if the requested batches cannot be divided as requested."""
-    for batch_size in options["batch_sizes"]:
-        strong = options.get("scaling") == STRONG or trains
+def _check_batches(options: dict[str, Any], devices: int, usual: int | None) -> None:
+    """Raise UserError if the batches cannot be divided as requested. ``usual`` is that of a training's recipe."""
+    for batch_size in options["batch_sizes"] or ([usual] if usual else []):
+        strong = options.get("scaling") == STRONG or usual
         if strong and batch_size % devices:
-            raise UserError(f"--batch_sizes: batch size {batch_size} does not divide among {devices} devices")
+            whose = "" if options["batch_sizes"] else ", the recipe's,"
+            raise UserError(f"--batch_sizes: batch size {batch_size}{whose} does not divide among {devices} devices")
         each = batch_size // devices if strong else batch_size
         if (microbatch := options.get("microbatch")) and each % microbatch:
             raise UserError(f"--microbatch: microbatch {microbatch} does not divide the batch size on a device, {each}")

@@ -13,6 +13,7 @@ from duel.errors import UserError
 from duel.job import Job
 from duel.launch import directives
 from duel.launch.values import (
+    PER,
     PLACEHOLDERS,
     Counts,
     Directives,
@@ -155,12 +156,17 @@ class Target(_Strict):
     @model_validator(mode="after")
     def _only_what_counts(self) -> "Target":
         unused = [name for name in SLURM_ONLY if name in self.model_fields_set]
+        of_variants = {name for variant in self.variants for name in variant.model_fields_set}
+        unused += [f"variants.{name}" for name in ("directives", "launcher") if name in of_variants]
         if self.scheduler == "local" and unused:
             raise ValueError(f"only a slurm target takes {', '.join(unused)}; this one has 'scheduler: local'")
-        for line in (*self.directives, *(line for variant in self.variants for line in variant.directives)):
+        for line in _lines(self):
             for name in placeholders(line):
-                if name not in PLACEHOLDERS and name.rpartition("_per_")[0] not in self.per_device:
-                    raise ValueError(f"{line!r} needs 'per_device: {{{name.rpartition('_per_')[0]}: NUMBER}}'")
+                amount, _, per = name.rpartition("_per_")
+                if name not in PLACEHOLDERS and per in PER and amount not in self.per_device:
+                    raise ValueError(f"{line!r} needs 'per_device: {{{amount}: NUMBER}}'")
+        if found := [name for line in self.sender if not isinstance(self.sender, str) for name in placeholders(line)]:
+            raise ValueError(f"sender: {{{found[0]}}} is of a job, which the sender is not; write a number")
         return self
 
     def allocation(self, job: Job) -> dict[str, int | str]:
@@ -265,6 +271,14 @@ class Target(_Strict):
                 "variants": [],
             }
         )
+
+
+def _lines(target: Target) -> list[str]:
+    """Return every line of ``target`` in which placeholders are filled."""
+    parts = [target, *target.variants]
+    setups = [setup for part in parts for setup in (part.setup, getattr(part, "setup_instead", Setup()))]
+    lines = [line for part in parts for line in (*part.directives, part.launcher or "")] + [target.node_launcher]
+    return lines + [line for setup in setups for scope in SCOPES for line in getattr(setup, scope)]
 
 
 def _common(one: list[str], other: list[str]) -> list[str]:

@@ -33,18 +33,17 @@ def placeholders(text: str) -> list[str]:
 
 
 def _shell_line(text: str) -> str:
-    _one_line(text.replace("\t", " "))
-    return text
+    return _one_line(text.replace("\t", " ")) and text if text else text
 
 
 def _pasted(given: Any) -> Any:
-    """Accept lines pasted as one text ('directives: |') in place of a list, dropping blank ones."""
-    return [line.rstrip() for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+    """Accept lines pasted as one text ('setup: {job: |') in place of a list: blank ones may be of a here-document."""
+    return [line.rstrip() for line in given.strip("\n").splitlines()] if isinstance(given, str) else given
 
 
 def _pasted_directives(given: Any) -> Any:
     """Accept the same from a script, with '#SBATCH' before each line and comments in between."""
-    return directives.pasted(_pasted(given)) if isinstance(given, str) else given
+    return directives.pasted([line for line in _pasted(given) if line]) if isinstance(given, str) else given
 
 
 def _listed(given: Any) -> Any:
@@ -120,6 +119,8 @@ def _counts(counts: list[int]) -> list[int]:
 def _name(text: str) -> str:
     if not re.fullmatch("[a-z][a-z0-9_]*", text):
         raise ValueError(f"{text!r}: use lower-case letters, digits and '_', such as cpus")
+    if any(f"{text}_per_{what}" in PLACEHOLDERS for what in PER):
+        raise ValueError(f"{text!r}: {{{text}_per_node}} is of the job; use another name, such as cpus")
     return text
 
 

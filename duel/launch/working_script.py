@@ -16,9 +16,16 @@ OF_THE_JOB = (
     *("--job-name", "--output", "--error", "--input", "--array", "--dependency", "--begin", "--deadline", "--comment"),
     *("--mail-type", "--mail-user", "--chdir", "--open-mode", "--nodelist", "--exclude", "--wrap", "--wait"),
 )
+CPUS = "--cpus-per-task="
 COUNTS = {"--nodes": "{nodes}", "--ntasks": "{tasks}", "--ntasks-per-node": "{tasks_per_node}"}
 DEVICES = {"--gpus-per-node": "{devices_per_node}", "--gres": "{devices_per_node}", "--gpus": "{devices}"}
 LAUNCHERS = ("srun", "mpirun", "mpiexec", "ibrun", "jsrun")
+# The same counts in a launcher's options; jsrun's -n are resource sets, nice's -n is no count.
+OF_LAUNCHERS = {
+    r"(?<!nice )(?:-n|-np|--np|--ntasks)": "{tasks}",
+    r"(?:-N|--nodes)": "{nodes}",
+    r"(?:--ntasks-per-node|-npernode|--npernode|-ppn|--ppn)": "{tasks_per_node}",
+}
 # The command that the job is for: it is found by its interpreter, and what comes before that starts it.
 PROGRAM = re.compile(r"(^|.*\s)(exec\s+)?(\S*/)?(python[0-9.]*|torchrun|accelerate)(\s|$)")
 SET_UP = ("module", "ml", "spack", "conda", "mamba", "source", ".", "echo", "export", "pip")  # may name python, too
@@ -66,8 +73,16 @@ def _directives(given: list[str]) -> tuple[list[str], dict[str, int]]:
                     items[place] = f"{kind}{colon}{DEVICES[name]}"
             value = ",".join(items)
         lines.append(f"{name}={COUNTS.get(name, value)}" if value else name)
-    if "--gpus" in [name for line in given for name in directives.names(line)]:  # over all nodes
+    names = [name for line in given for name in directives.names(line)]
+    if "--gpus" in names:  # over all nodes
         counts["devices_per_node"] = max(1, counts["devices_per_node"] // counts["nodes"])
+    many = counts["nodes"] * counts["devices_per_node"] > 1
+    if many and not any(name.startswith("--ntasks") for name in names):  # its one program used them all
+        lines.append("--ntasks-per-node={tasks_per_node}")
+        each = [line.removeprefix(CPUS) for line in lines if line.startswith(CPUS)]
+        if each and each[-1].isdecimal():
+            share = max(1, int(each[-1]) // counts["devices_per_node"])
+            lines = [f"{CPUS}{share}" if line.startswith(CPUS) else line for line in lines]
     return lines, counts
 
 
@@ -82,7 +97,8 @@ def _body(text: str) -> tuple[list[str], str | None, list[str]]:
     work = [bool(PROGRAM.match(line)) and line.split()[0] not in SET_UP for line in body]
     place = work.index(True) if True in work else len(body)
     setup = [line for line in body[:place] if not line.startswith(("set ", "cd "))]
-    notes = ["the work of the script was not found: no line calls python"] if place == len(body) else []
+    notes = [f"left out: {line!r}: jobs begin in the checkout" for line in body[:place] if line.startswith("cd ")]
+    notes += ["the work of the script was not found: no line calls python"] if place == len(body) else []
     if after := body[place + 1 :]:
         notes.append(f"left out: {len(after)} lines from {after[0]!r} on, after the program")
     words = body[place].split() if place < len(body) else []
@@ -90,6 +106,9 @@ def _body(text: str) -> tuple[list[str], str | None, list[str]]:
     launcher = " ".join(words[:start]).removeprefix("exec").strip()
     if launcher and words[0] not in LAUNCHERS:
         notes.append(f"launcher {launcher!r}: check that it starts what follows it")
+    elif launcher and words[0] != "jsrun":
+        for option, count in OF_LAUNCHERS.items():
+            launcher = re.sub(rf"(?<=\s)({option}[ =]?)\d+(?=\s|$)", rf"\1{count}", launcher)
     return setup, launcher or None, notes
 
 

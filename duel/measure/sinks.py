@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from duel import profile
+from duel import files, profile
 from duel.catalogue import PAIRED
 from duel.comparability import COMPARABLE, partners
 from duel.record import Row
@@ -41,7 +41,10 @@ class MetricsWriter:
     """Appends events to metrics.jsonl."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":  # a full disk, or a kill, has torn the last line
+            os.write(self._file, b"\n")
 
     def __call__(self, event: str, **fields: Any) -> None:
         line = json.dumps({"event": event, "time": time.time(), **fields}) + "\n"
@@ -64,7 +67,7 @@ class MetricsReader:
         except FileNotFoundError:
             return []
         self._offset += len(whole) + 1 if whole else 0
-        return [json.loads(line) for line in whole.splitlines()]
+        return files.events(whole.decode(errors="replace"))[0]
 
 
 class WandbSink:
