@@ -90,9 +90,9 @@ NO_WORK = (
     """,
     """
     empty* view* reshape _reshape* as_strided t transpose permute expand* slice select split* unsafe_split* chunk unbind
-    squeeze unsqueeze narrow detach alias lift_fresh resize* set new_* result_type is_* _unsafe_view flatten unflatten
-    movedim swapaxes numpy_T ravel broadcast_to _has_* size stride data requires_grad _conj resolve_* sparse_*tensor*
-    _sparse_*tensor* crow_indices col_indices values _nnz
+    squeeze unsqueeze narrow detach alias lift_fresh resize* set new_* result_type is_* _unsafe_view flatten
+    unflatten reshape_as movedim swapaxes numpy_T ravel broadcast_to _has_* size stride data requires_grad _conj
+    resolve_* sparse_*tensor* _sparse_*tensor* crow_indices col_indices values _nnz
     """,
 )
 # By the kind of a layer ("norm", "depthwise", "convolution", "attention"): which kinds count as its own work.

@@ -7,6 +7,7 @@ wall time of the traced steps; of the row's own step they are taken to be the sa
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,12 @@ DENIED = (
     "no kernel of the device was traced; if its driver keeps performance counters for administrators "
     "(ERR_NVGPUCTRPERM), one of them must set NVreg_RestrictProfilingToAdminUsers=0 for the kernel module nvidia"
 )
+# What a tool that watches a process may need. docs/explain.md says more.
+ADVICE = {
+    "perf": "it may need /proc/sys/kernel/perf_event_paranoid of 2 or less",
+    "nsys": "it may need NVreg_RestrictProfilingToAdminUsers=0 for the kernel module nvidia",
+}
+MOST_BYTES = 1 << 30  # of a trace that is read
 MEMORY = (PARAMETERS, STATISTICS, OPTIMIZER, BATCH, TEMPORARIES, GRADIENTS, ACTIVATIONS)
 
 
@@ -131,6 +138,23 @@ def write(run: Path, profile: Profile) -> None:
     write_atomically(file, msgspec.json.encode(profile).decode() + "\n")
 
 
+def note(run: Path, row: int, text: str) -> None:
+    """Add ``text`` to what is said of the profile of ``row``, if it has one."""
+    found = read(run, row)
+    if found is not None:
+        write(run, msgspec.structs.replace(found, notes=[*found.notes, text]))
+
+
+def bounded(files: Sequence[Path]) -> Path:
+    """Return the only one of ``files``, a trace. Raises ValueError without one, or if it is too large to be read."""
+    if len(files) != 1:
+        raise ValueError(f"the tracer left {len(files)} traces in place of one")
+    if (size := files[0].stat().st_size) > MOST_BYTES:
+        most = f"{MOST_BYTES / 2**20:.0f}"
+        raise ValueError(f"the trace has {size / 2**20:.0f} MiB, of which at most {most} are read; it is kept as it is")
+    return files[0]
+
+
 def divide(trace: Trace, profile: Profile) -> None:
     """Fill ``profile`` with the parts of the steps in ``trace``, whose mean counts. Raises ValueError without one."""
     if not trace.steps:
@@ -159,7 +183,6 @@ def divide(trace: Trace, profile: Profile) -> None:
     profile.longest = sorted(longest.values(), key=lambda one: -one.seconds)[:LONGEST]
     profile.unknown = dict(sorted(unknown.items(), key=lambda each: -each[1]))
     profile.timeline = _timeline(trace, profile.framework)
-    profile.notes += trace.notes
 
 
 def _told(kernel: Kernel, framework: str) -> tuple[str, Operation]:

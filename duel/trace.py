@@ -45,7 +45,6 @@ class Trace(msgspec.Struct):
 
     steps: list[tuple[float, float]]  # begin and end of each, in seconds
     kernels: list[Kernel]
-    notes: list[str] = []  # what is incomplete, such as a trace that was cut
 
 
 def shared(kernels: Sequence[Kernel], begin: float, end: float) -> tuple[dict[int, float], float]:

@@ -18,6 +18,7 @@ from duel.trace import Kernel, Trace
 from models import _layers
 
 STEP = "duel step"
+NOTHING = "no instruction of the program is in the trace: this version of JAX may write it otherwise"
 DERIVED = ("XLA ", "Framework ", "Steps")  # lines of a trace that repeat the events of others
 
 
@@ -82,8 +83,9 @@ def traced(work: Any, first: int, count: int, folder: Path) -> Trace:
                 work.synchronize(work.step(index))
     text = work._program.as_text()
     (folder / "program.hlo.txt").write_text(text)
-    (file,) = folder.rglob("*.xplane.pb")
-    return _read(file, Program(text, hasattr(work, "moments")))
+    file = profile.bounded(list(folder.rglob("*.xplane.pb")))
+    nothing = profile.DENIED if work._setting.device.kind == "gpu" else NOTHING
+    return _read(file, Program(text, hasattr(work, "moments")), nothing)
 
 
 def programs(work: Any) -> list[profile.Program]:
@@ -96,8 +98,11 @@ def account(work: Any, index: int, found: profile.Profile) -> None:
     found.memory = _accounting.memory(work)
 
 
-def _read(file: Path, program: Program) -> Trace:
-    """Return the trace in ``file`` of ``program``: kernels of a device, else what each thread of the host ran."""
+def _read(file: Path, program: Program, nothing: str) -> Trace:
+    """Return the trace in ``file`` of ``program``: kernels of a device, else what each thread of the host ran.
+
+    Raises ValueError, which says ``nothing``, if there are neither.
+    """
     steps: list[tuple[float, float]] = []
     on_device: list[Kernel] = []
     on_host: list[Kernel] = []
@@ -139,7 +144,7 @@ def _read(file: Path, program: Program) -> Trace:
         if found is not None:
             on_host.append(msgspec.structs.replace(found, start=start, end=end, lane=lane, calls=0))
     if not on_device and not on_host:
-        raise ValueError(profile.DENIED)
+        raise ValueError(nothing)
     return Trace(sorted(steps), on_device or on_host)
 
 

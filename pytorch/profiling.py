@@ -21,6 +21,7 @@ from duel.trace import Kernel, Operation, Trace
 STEP = "duel step"
 MODULE = "module:"
 CAST = "prims::convert_element_type"  # as it is called in a compiled graph
+LOOPS = ("graph_", "cpp_", "triton_")  # how Inductor's begin
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what ran on a GPU
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 NOTHING = Amount()
@@ -86,6 +87,8 @@ def traced(work: Any, first: int, count: int, folder: Path) -> Trace:
     found = _read(file, compiled, _counted(work, first), hasattr(work, "moments"))
     if work._device.type == "cuda" and all(kernel.lane is not None for kernel in found.kernels):
         raise ValueError(profile.DENIED)  # there is only what the host did
+    if not found.kernels:
+        raise ValueError("no operation of the step is in the trace: this version of PyTorch may write it otherwise")
     return found
 
 
@@ -112,7 +115,7 @@ def _counted(work: Any, index: int) -> dict[str, list[Amount]]:
 
 def _read(file: Path, compiled: _inductor.Compiled, counted: Mapping[str, list[Amount]], training: bool) -> Trace:
     """Return the trace in ``file``, in Chrome's format, of steps that run what is ``compiled`` and ``counted``."""
-    with gzip.open(file) as text:
+    with gzip.open(profile.bounded([file])) as text:
         events = [event for event in json.load(text)["traceEvents"] if event.get("ph") == "X"]
     reader = _Reader(compiled, counted, training)
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
@@ -191,6 +194,8 @@ class _Reader:
             return backward._replace(calls=Counter() if region else self._calls)
         if name in self._compiled.loops:
             return around._replace(**self._compiled.loops[name]._asdict())
+        if around.region and name.startswith(LOOPS):  # which Inductor has not told of: another version may name them
+            return around._replace(operations=(Operation(name, stage=around.stage),))
         if "::" not in name or name.startswith("torch::") or not kinds.works(name, "pytorch"):
             return around  # autograd's own bookkeeping, for one
         if around.region and around.operations:

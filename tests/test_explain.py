@@ -14,6 +14,7 @@ from duel.record import Row
 from duel.report import compare, explain, points, profile_data, shares
 from duel.report.pairs import Outcome, outcomes
 from duel.report.records import Records
+from duel.report.sessions import over_sessions
 from duel.report.shares import Explained, Side
 from duel.results import Results
 from duel.terminal import Table
@@ -166,7 +167,34 @@ def test_a_sentence_names_the_largest_share_and_the_switch_that_may_change_it() 
     assert first.startswith("Idle: - in JAX, 3 s in PyTorch, 100% of the difference")
     assert first.endswith("In pytorch, --mode default+compile may change it.")
     tuned = explained("tuned", ("", "compile=on"), {kinds.CONVOLUTION: 1.0}, {kinds.CONVOLUTION: 1.0, kinds.IDLE: 3.0})
-    assert explain.sentences(tuned)[0].endswith("No switch is known to change it.")
+    assert explain.sentences(tuned)[0].endswith(
+        "No switch is known to change it; 'explain --reproduce' may write it as two scripts to report."
+    )
+
+
+def test_a_sentence_names_the_layer_and_how_many_times_slower_it_is() -> None:
+    one = explained("default", ("", ""), {kinds.CONVOLUTION: 9.0}, {kinds.CONVOLUTION: 1.0})
+    for _, found in one.pairs[0]:
+        found.parts[0].module, found.parts[0].stage = "layer3.1.conv2", "backward"
+    first, *_ = explain.sentences(one)
+    assert "most of it in layer3.1.conv2, backward (9 s in JAX, 1 s in PyTorch, 9 times slower in JAX)" in first
+
+
+def test_compilations_memory_and_what_is_unknown_are_told_of_both_sides() -> None:
+    one = explained("default", ("", "compile=on"), {kinds.CONVOLUTION: 9.0}, {kinds.CONVOLUTION: 1.0})
+    (_, jax), (_, pytorch) = one.pairs[0]
+    jax.programs = [profile.Program("step", {"trace": 1.0, "compile": 2.0})]
+    pytorch.programs = [profile.Program(f"graph {n}", {"trace": 0.5, "autotune": 1.0}) for n in range(2)]
+    jax.memory, pytorch.unknown = {profile.PARAMETERS: 2**20}, {"aten::new_thing": 0.25}
+    table = explain.compilation(one)
+    assert table.lines == [["trace", "1 s", "1 s"], ["compile", "2 s", "-"], ["autotune", "-", "2 s"]]
+    assert table.notes[1] == "PyTorch: graph 0 1.5 s, graph 1 1.5 s"
+    (line,) = points.lines(over_sessions(outcomes(judged(session([1.5])))))
+    first, said = profile_data.sentences([(one, line)], points=3)
+    assert first.startswith("1 of 3 points are explained: ")
+    assert "PyTorch: of no known kind: aten::new_thing 250 ms." in said
+    assert "Memory in MiB, JAX | PyTorch: parameters 1 | -." in said
+    assert "Compiling, JAX | PyTorch: trace 1 s | 1 s, compile 2 s | -, autotune - | 2 s." in said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from test_explain import explained
 from duel import kinds
 from duel.errors import UserError
 from duel.files import locked
-from duel.profile import Layer
+from duel.profile import Layer, Part
 from duel.report import explain, reproduction
 from duel.report.shares import Explained, Share
 from duel.results import Results
@@ -87,6 +87,24 @@ def test_how_other_work_was_written_does_not_matter_and_the_device_is_the_rows(t
     scripts = reproduction.write(one, reproduction.largest(one), tmp_path)
     assert 'device = torch.device("cpu")' in scripts["pytorch"].read_text()
     assert 'jax.config.update("jax_platforms", "cpu")' in scripts["jax"].read_text()
+
+
+def test_a_larger_share_that_is_of_no_layer_is_named() -> None:
+    one = of_a_layer(*LAYERS[1])
+    for seconds, (_, found) in zip((30.0, 10.0), one.pairs[0], strict=True):
+        found.parts.insert(0, Part(kinds.OPTIMIZER, "", "", seconds))
+    found = reproduction.largest(one)
+    assert (found.kind, found.larger) == (kinds.CONVOLUTION, kinds.OPTIMIZER)
+
+
+def test_in_sixteen_bits_products_are_repeated_and_what_keeps_more_is_not(tmp_path: Path) -> None:
+    one = of_a_layer(*LAYERS[4], precision="bf16")
+    scripts = reproduction.write(one, reproduction.largest(one), tmp_path)
+    assert "dtype=jnp.bfloat16)" in scripts["jax"].read_text()
+    assert ".to(device, torch.bfloat16)" in scripts["pytorch"].read_text()
+    one = of_a_layer(*LAYERS[2], precision="bf16")
+    with pytest.raises(UserError, match="in bf16 it is not repeated; valid: convolutions and matrix products"):
+        reproduction.write(one, reproduction.largest(one), tmp_path)
 
 
 def test_what_cannot_be_repeated_is_said() -> None:

@@ -152,7 +152,9 @@ def profile_row(run: Run, row: Row, team: Team) -> None:
         except (OSError, ValueError) as error:  # it is not installed, or this is no command
             why = str(error)
         if why:
-            print(f"profile: {tool}: {why}", flush=True)
+            text = "; ".join(filter(None, (f"{tool}: {why}", profile.ADVICE.get(Path(tool.split()[0]).name))))
+            print(f"profile: {text}", flush=True)
+            profile.note(run.folder, number, text)
 
 
 def _beside(run: Run, process: "subprocess.Popen[bytes]") -> str:

@@ -3,7 +3,7 @@
 index.html      the whole report, for a browser
 ratios.csv      a line for each point
 figures/        SVG, PDF and tidy CSV of each figure; figures.py and profile_figures.py draw them again
-tables/         ratios.tex and ratios.md
+tables/         ratios.tex and ratios.md; of several devices devices.md, with a column for each
 report.md       the text of the page, with what artifact reviewers ask for
 croissant.json  metadata of the rows, in MLCommons' vocabulary
 """
@@ -65,8 +65,14 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
             points.write(folder / points.NAME, lines)
             write_atomically(folder / "tables" / "ratios.tex", latex.table(lines))
             write_atomically(folder / "tables" / "ratios.md", markdown.table(lines) + "\n")
-            sections = prose.sections(sets, [text for each in profiled for text in profile_data.sentences(each)])
-            texts = [*prose.summary(sets), *(text for section in sections for text in section["paragraphs"])]
+            beside = folder / "tables" / "devices.md"
+            beside.unlink(missing_ok=True)  # an earlier report may have been of several
+            if len({line.device_name for line in lines}) > 1:
+                write_atomically(beside, markdown.side_by_side(lines) + "\n")
+            whys = [profile_data.sentences(each, len(one.found)) for one, each in zip(sets, profiled, strict=True)]
+            sections = prose.sections(sets, [text for each in whys for text in each])
+            parts = [{"title": "Summary", "paragraphs": prose.summary(sets)}, *sections]
+            texts = [text for part in parts for text in (f"## {part['title']}", *part["paragraphs"])]
             write_atomically(folder / "report.md", "\n\n".join(" ".join(text.split()) for text in texts) + "\n")
             for records in sets:
                 name = "croissant.json" if len(sets) == 1 else f"croissant-{records.name}.json"

@@ -21,6 +21,7 @@ from duel.terminal import Table, say
 MOST_NAMED = 3  # shares that have a sentence, and compilations that are listed
 SMALL = 0.01  # of a step: parts that take less on both sides are added up, as are modules after the first so many
 MOST_MODULES = 12
+UNCHANGED = "No switch is known to change it; 'explain --reproduce' may write it as two scripts to report."
 TELLING = 1.1  # a ratio whose difference is worth dividing by percents
 
 
@@ -102,7 +103,8 @@ def _repeated(one: Explained, results: Results, here: Mapping[str, Mapping[str, 
     name = reproduction.folder(found, row.row or 0)
     folder = profile.path(results.run(str(row.run_id)).folder, row.row or 0).parent / name
     scripts = reproduction.write(one, found, folder)
-    written = [f"reproduction {os.path.relpath(script)}" for script in scripts.values()]
+    written = [f"larger, and not of one layer: {found.larger}"] if found.larger else []
+    written += [f"reproduction {os.path.relpath(script)}" for script in scripts.values()]
     pythons = here.get(str(row.target))
     if not pythons:
         return [*written, f"target {row.target} is not this machine: run both on one of its nodes"]
@@ -130,9 +132,11 @@ def explanation(one: Explained) -> list[Table | str]:
         _table(one, by_module, "module", [], MOST_MODULES),
         "",
     ]
-    parts += [_roofs(one, by_kind), "", _memory(one), ""]
+    parts += [_roofs(one, by_kind), "", memory(one), ""]
+    if any(found.programs for _, found in one.pairs[0]):
+        parts += [compilation(one), ""]
     numbered = [f"{number}. {text}" for number, text in enumerate(sentences(one), 1)]
-    return [*parts, Table([], [], [*numbered, *_basis(one)])]
+    return [*parts, Table([], [], [*numbered, *basis(one)])]
 
 
 def sentences(one: Explained) -> list[str]:
@@ -147,11 +151,17 @@ def _sentence(one: Explained, share: Share, each: Sequence[Share]) -> str:
     places = [part for part in each if part.name.startswith(f"{share.name}|") and part.log * share.log > 0]
     if places and share.name != kinds.IDLE:
         _, module, stage = places[0].name.split("|")
-        text += f"; most of it in {module}{f', {stage}' if stage else ''} ({_both(places[0])})"
+        text += f"; most of it in {module}{f', {stage}' if stage else ''} ({_both(places[0])}{_times(places[0])})"
     slow = one.pairs[0][share.slower][0]
     mode = remedy(share.name, slow)
-    may = f"In {slow.framework}, --mode {mode} may change it." if mode else "No switch is known to change it."
+    may = f"In {slow.framework}, --mode {mode} may change it." if mode else UNCHANGED
     return f"{text}. {may}"
+
+
+def _times(share: Share) -> str:
+    """Return how many times slower a share's slower side is; empty if the other has no such work."""
+    low, high = sorted(share.seconds)
+    return f", {high / low:.2g} times slower in {SIDES[share.slower]}" if low else ""
 
 
 def _of_difference(share: Share, whole: float) -> str:
@@ -162,7 +172,7 @@ def _both(share: Share) -> str:
     return f"{_seconds(share.seconds[0])} in JAX, {_seconds(share.seconds[1])} in PyTorch"
 
 
-def _basis(one: Explained) -> list[str]:
+def basis(one: Explained) -> list[str]:
     """Return how far the explanation can be trusted."""
     lines = [f"{one.share:.1%} of the difference is of known kinds; {len(one.pairs)} of {len(one.outcome.pairs)} pairs"]
     for side, name in enumerate(SIDES):
@@ -176,8 +186,9 @@ def _basis(one: Explained) -> list[str]:
         unknown = {operation: seconds for each in found for operation, seconds in each.unknown.items()}
         if unknown:
             longest = sorted(unknown, key=lambda operation: -unknown[operation])[:5]
-            lines.append(f"{name}: of no known kind: {', '.join(longest)}")
-        lines += dict.fromkeys(f"{name}: {note}" for each in found for note in (_compiled(each), *each.notes) if note)
+            told = (f"{operation} {_seconds(unknown[operation])}" for operation in longest)
+            lines.append(f"{name}: of no known kind: {', '.join(told)}")
+        lines += dict.fromkeys(f"{name}: {note}" for each in found for note in each.notes)
     return lines
 
 
@@ -188,7 +199,7 @@ def _roofs(one: Explained, shares: Sequence[Share]) -> Table:
     return Table(["kind of work", *SIDES], [line for line in lines if any(line[1:])], right=(1, 2), title=title)
 
 
-def _memory(one: Explained) -> Table:
+def memory(one: Explained) -> Table:
     """Return what memory is for on both sides."""
     both = [found.memory for _, found in one.pairs[0]]
     lines = [[name, *(_mebibytes(side.get(name)) for side in both)] for name in profile.MEMORY]
@@ -200,13 +211,21 @@ def _mebibytes(count: int | None) -> str:
     return "" if count is None else f"{count / 2**20:.3g}"
 
 
-def _compiled(found: profile.Profile) -> str:
-    """Return how long what took longest took to compile, by phase; empty if nothing was compiled."""
-    texts = [
-        f"{one.name} {sum(one.seconds.values()):.2g} s ({', '.join(f'{k} {v:.2g}' for k, v in one.seconds.items())})"
-        for one in found.programs[:MOST_NAMED]
+def compilation(one: Explained) -> Table:
+    """Return how long what took longest to compile took on each side, by phase, and each of it."""
+    sides = [found.programs for _, found in one.pairs[0]]
+    phases = dict.fromkeys(phase for side in sides for program in side for phase in program.seconds)
+    lines = [
+        [phase, *(_seconds(sum(program.seconds.get(phase, 0.0) for program in side)) for side in sides)]
+        for phase in phases
     ]
-    return f"longest compilations: {'; '.join(texts)}" if texts else ""
+    notes = [
+        f"{name}: {', '.join(f'{each.name} {_seconds(sum(each.seconds.values()))}' for each in side)}"
+        for name, side in zip(SIDES, sides, strict=True)
+        if side
+    ]
+    title = [f"compiling, the {profile.COSTLIEST} costliest programs of each side; XLA reports no autotuning apart"]
+    return Table(["phase", *SIDES], lines, notes, right=(1, 2), title=title)
 
 
 def _table(one: Explained, shares: Sequence[Share], head: str, title: Sequence[str], most: int | None = None) -> Table:

@@ -1,5 +1,6 @@
 """The tidy tables behind a report's figures of where the time goes, and its sentences on why; from profiled pairs."""
 
+import statistics
 from collections.abc import Iterator
 
 from duel import kinds
@@ -9,6 +10,7 @@ from duel.report.figure_data import Record, label, point, work
 from duel.report.points import Line
 from duel.report.records import Records
 from duel.report.shares import WHOLE, Explained, place
+from duel.terminal import Table
 
 MODULES = 12  # that are drawn of a point: those that differ most
 TIMELINES = 6  # points whose steps are drawn
@@ -38,17 +40,32 @@ def tables(found: Found) -> dict[str, list[Record]]:
     }
 
 
-def sentences(found: Found) -> list[str]:
-    """Return the largest shares of each point, and which of its rows have no profile."""
+def sentences(found: Found, points: int) -> list[str]:
+    """Return the largest shares of each profiled point, which of its rows have no profile, and how much of all is of
+    known kinds; ``points`` are those of the records.
+    """
     texts = []
     for one, line in found:
         said = list(one.missing)
         if one.pairs and one.why:
             said.append(f"Not explained: {one.why}.")
         elif one.pairs:
-            said = [*explain.sentences(one), f"{one.share:.0%} of the difference is of known kinds.", *said]
+            tables = {"Memory in MiB": explain.memory(one), "Compiling": explain.compilation(one)}
+            both = [f"{what}, JAX | PyTorch: {_cells(table)}" for what, table in tables.items() if table.lines]
+            said = [*explain.sentences(one), *(f"{text}." for text in (*explain.basis(one), *both)), *said]
         texts.append(f"{line.device_name}, {work(line)}, {label(line)}, {line.mode}: {' '.join(said)}")
-    return texts
+    texts += [f"{text}." for text in explain.switched([one for one, _ in found if one.pairs and not one.why])]
+    shares = [one.share for one, _ in found if one.pairs and not one.why]
+    if not shares:
+        return texts
+    median, least = f"{statistics.median(shares):.0%}", f"{min(shares):.0%}"
+    whole = f"{len(shares)} of {points} points are explained: {median} of the difference is of known kinds"
+    return [f"{whole} (median; the least is {least}).", *texts]
+
+
+def _cells(table: Table) -> str:
+    """Return a table with a column for each side as text."""
+    return ", ".join(f"{name} {jax or '-'} | {pytorch or '-'}" for name, jax, pytorch in table.lines)
 
 
 def _kinds(one: Explained) -> Iterator[Record]:

@@ -34,7 +34,11 @@ REWRITTEN = {
     kinds.CONVOLUTION: ("convolution=products", "convolution=gradients"),
     kinds.MOVES: ("aggregation=sparse",),
 }
-PRECISIONS = {"jax": {"fp32": '"highest"', "tf32": '"tensorfloat32"'}, "pytorch": {"fp32": "ieee", "tf32": "tf32"}}
+PRECISIONS = {
+    "jax": {"fp32": '"highest"', "tf32": '"tensorfloat32"', "bf16": '"default"', "fp16": '"default"'},
+    "pytorch": {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "fp16": "ieee"},
+}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of convolutions and products: other work keeps 32 bits in part
 CODE = {"jax": "jax.hlo.txt", "pytorch": "pytorch.inductor.txt"}
 
 
@@ -47,6 +51,7 @@ class Reproduction:
     module: str
     backward: bool
     layer: Layer
+    larger: str = ""  # shares that are larger and cannot be repeated alone
 
     @property
     def title(self) -> str:
@@ -57,11 +62,13 @@ class Reproduction:
 def largest(one: Explained) -> Reproduction:
     """Return the largest part of the difference that can be repeated alone. Raises UserError if none can."""
     layers = one.pairs[0][1][1].layers
+    larger: list[str] = []
     for share in one.divided(lambda part: f"{part.kind}|{part.module}"):
         kind, module = share.name.split("|")
         layer = layers.get(module)
         if layer is not None and layer.kind in REPEATED.get(kind, ()):
-            return Reproduction(share, kind, module, _trains(one), layer)
+            return Reproduction(share, kind, module, _trains(one), layer, ", ".join(larger))
+        larger.append(f"{kind} of {module}" if module else kind)
     raise UserError(
         f"{one.outcome.benchmark}, {one.outcome.use_case}: nothing of the difference can be repeated alone; "
         f"valid: {', '.join(REPEATED)} of a layer, in training or inference"
@@ -78,9 +85,11 @@ def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
     Raises UserError if they would not do what was measured.
     """
     rows = dict(zip(FRAMEWORKS, (row for row, _ in one.pairs[0]), strict=True))
-    precision = str(one.outcome.row.precision)
+    precision = str(rows["jax"].precision)
     if precision not in PRECISIONS["jax"]:
         raise UserError(f"{found.title}: in {precision} it is not repeated; valid: {', '.join(PRECISIONS['jax'])}")
+    if precision in DTYPES and found.kind not in (kinds.DEPTHWISE, kinds.CONVOLUTION, kinds.PRODUCT):
+        raise UserError(f"{found.title}: in {precision} it is not repeated; valid: convolutions and matrix products")
     for framework, row in rows.items():
         if row.device_kind not in DEVICES:
             raise UserError(f"{found.title}: on a {row.device_kind} it is not repeated; valid: {', '.join(DEVICES)}")
@@ -101,6 +110,7 @@ def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
             title=found.title,
             file=script.name,
             precision=PRECISIONS[framework][precision],
+            dtype=DTYPES.get(precision, "float32"),
             device_kind=row.device_kind,
             layer=found.layer,
             backward=found.backward,
