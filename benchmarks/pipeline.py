@@ -131,7 +131,7 @@ def loaders(folder: Path, work: Path) -> dict[str, Loader]:
 
     found = {"duel, arrays": duel(data), "torchvision's DataLoader, arrays": torchvision(stored, len(paths))}
     found |= {"grain, arrays": grain(stored, len(paths))}
-    found |= {"torchvision's DataLoader, jpegs": torchvision(file, len(paths))}
+    found |= {"torchvision's DataLoader, jpegs": torchvision(file, len(paths)), "grain, jpegs": grain(file, len(paths))}
     try:
         found["spdl, jpegs"] = spdl(paths)
     except ImportError as error:

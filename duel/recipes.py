@@ -87,26 +87,60 @@ class Recipe:
 _SHARES = ("warmup_epochs", "smoothing", "average")
 _OWN = "no published recipe: the benchmark's optimizer with a cosine"
 
+_RESNET50 = Recipe(
+    SGD(learning_rate=0.1, batch_size=256),
+    batch_size=256,
+    epochs=90,
+    augmentation=RESIZED,
+    warmup_epochs=5,
+    aim=0.764,
+    source="Goyal et al. 2017, arXiv:1706.02677, table 1 (23.60 %, from memory), with half a cosine "
+    "(He et al. 2018, arXiv:1812.01187) in place of its steps",
+)
+_VIT = Recipe(
+    AdamW(learning_rate=0.003, weight_decay=0.3, batch_size=4096),
+    batch_size=4096,
+    epochs=300,
+    augmentation=RESIZED,
+    warmup_epochs=30,
+    smoothing=0.11,
+    source="torchvision's references/classification, without mixup, CutMix, RandAugment, clipping and averaging: its "
+    "published accuracy is no aim",
+)
+_RESNET18 = Recipe(
+    SGD(learning_rate=0.1, weight_decay=5e-4, batch_size=128),
+    batch_size=128,
+    epochs=200,
+    augmentation=CROP,
+    aim=0.930,
+    source="github.com/kuangliu/pytorch-cifar (0.1, 93.02 % after 350 epochs); decay and cosine are ours",
+)
+
+
+def _of_pictures(benchmark: str, augmentation: str, epochs: int, **more: float) -> Recipe:
+    """Return a recipe of our own for pictures: the benchmark's optimizer with a cosine, and augmentation."""
+    optimizer = BENCHMARKS[benchmark].optimizer
+    source = "no published recipe: the benchmark's optimizer with a cosine, and augmentation"
+    return Recipe(optimizer, optimizer.batch_size or 1, epochs, augmentation, source=source, **more)
+
+
+def _without_aim(recipe: Recipe, like: str) -> Recipe:
+    return dataclasses.replace(recipe, aim=None, source=f"as on {like}: {recipe.source}")
+
+
 RECIPES: Mapping[tuple[str, str], Recipe] = MappingProxyType(
     {
-        ("resnet50", "imagenet1k"): Recipe(
-            SGD(learning_rate=0.1, batch_size=256),
-            batch_size=256,
-            epochs=90,
-            augmentation=RESIZED,
-            warmup_epochs=5,
-            aim=0.764,
-            source="Goyal et al. 2017, arXiv:1706.02677, table 1 (23.60 %, from memory), with half a cosine "
-            "(He et al. 2018, arXiv:1812.01187) in place of its steps",
-        ),
-        ("cifar10_resnet18", "cifar10"): Recipe(
-            SGD(learning_rate=0.1, weight_decay=5e-4, batch_size=128),
-            batch_size=128,
-            epochs=200,
-            augmentation=CROP,
-            aim=0.930,
-            source="github.com/kuangliu/pytorch-cifar (0.1, 93.02 % after 350 epochs); decay and cosine are ours",
-        ),
+        ("resnet50", "imagenet1k"): _RESNET50,
+        ("resnet50", "imagenet100"): _without_aim(_RESNET50, "ImageNet-1k"),
+        **{("vit_b16", name): _VIT for name in ("imagenet1k", "imagenet100")},
+        **{
+            (benchmark, name): _of_pictures(benchmark, RESIZED, 90, warmup_epochs=5, smoothing=0.1)
+            for benchmark in ("mobilenet_v3_small", "efficientnet_b0")
+            for name in ("imagenet1k", "imagenet100")
+        },
+        ("cifar10_resnet18", "cifar10"): _RESNET18,
+        ("cifar10_resnet18", "cifar100"): _without_aim(_RESNET18, "CIFAR-10"),
+        **{("cifar10", name): _of_pictures("cifar10", CROP, 50) for name in ("cifar10", "cifar100")},
         ("mnist", "fashion_mnist"): Recipe(
             AdamW(learning_rate=0.01, weight_decay=0.1, batch_size=128),
             batch_size=128,

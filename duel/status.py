@@ -29,6 +29,7 @@ HAS_JOB = ("waiting", "blocked", "alive")
 CAUSES = (
     "input",  # a mistake in the request
     "disproved",  # it did not measure what it was asked to
+    "diverged",  # a training's loss is no number any more
     "code",  # an error of the program
     "out of memory",
     "killed",  # by SIGKILL, as the kernel does when memory runs out
@@ -190,5 +191,5 @@ def is_settled(status: Status, launch: LaunchRecord) -> bool:
 
 def plain(record: Any) -> dict[str, Any]:
     """Return a record as JSON has it, without empty values."""
-    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(record)))
+    found: dict[str, Any] = json.loads(msgspec.json.encode(record))
     return {name: value for name, value in found.items() if value not in (None, "", {})}

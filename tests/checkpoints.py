@@ -62,7 +62,8 @@ import network, weights
 from pathlib import Path
 from duel.catalogue import BENCHMARKS
 from duel.measure import parameters
-shapes = weights.shapes(network.build(BENCHMARKS["mnist"], "tiny"))
+name = sys.argv[2] if len(sys.argv) > 2 else "mnist"
+shapes = weights.shapes(network.build(BENCHMARKS[name], "tiny"))
 parameters.write(Path(sys.argv[1]), parameters.initialise(shapes, 1))
 print(*(parameters.sha256(parameters.initialise(shapes, seed)) for seed in (0, 1)))
 """

@@ -85,6 +85,22 @@ def write_cifar(folder: Path, form: str, packed: bool, each: int = 40) -> Path:
     return path
 
 
+def write_cifar100(folder: Path, form: str, each: int = 200) -> None:
+    """CIFAR-100's two files in ``form`` "bin" or "py", as a folder: label n has the superclass n // 5."""
+    images, _ = cifar(2 * each)
+    fine = np.arange(2 * each) % 100
+    (folder / f"cifar-100-{'binary' if form == 'bin' else 'python'}").mkdir(parents=True)
+    for number, name in enumerate(("train", "test")):
+        part = slice(number * each, (number + 1) * each)
+        pixels, labels = images[part].reshape(each, -1), fine[part].astype(np.uint8)
+        if form == "bin":
+            both = np.stack([labels // 5, labels], axis=1)
+            (folder / "cifar-100-binary" / f"{name}.bin").write_bytes(np.concatenate([both, pixels], axis=1).tobytes())
+        else:
+            stored = {b"data": pixels, b"coarse_labels": [int(n) // 5 for n in labels], b"fine_labels": labels.tolist()}
+            (folder / "cifar-100-python" / name).write_bytes(pickle.dumps(stored, protocol=2))
+
+
 def jpeg(image: Image.Image, **options: Any) -> bytes:
     out = io.BytesIO()
     image.save(out, "JPEG", quality=92, **options)

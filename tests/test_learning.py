@@ -211,3 +211,10 @@ def test_a_checkpoint_belongs_to_one_kind_of_device() -> None:
     m: Any = SimpleNamespace(row=row, world=ALONE, feed=Feed())
     other: Any = SimpleNamespace(row=row.replace(device_name="NVIDIA H100"), world=ALONE, feed=Feed())
     assert learning._identity(m) != learning._identity(other)
+
+
+def test_a_checkpoint_belongs_to_the_code_that_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    m: Any = SimpleNamespace(row=Row(benchmark="mnist", size="tiny", device_kind="cpu"), world=ALONE, feed=Feed())
+    before = learning._identity(m)
+    monkeypatch.setattr(learning.tree, "digest", lambda: "other")
+    assert {name for name, value in learning._identity(m).items() if value != before[name]} == {"code"}

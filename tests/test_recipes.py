@@ -8,6 +8,7 @@ import subprocess
 import pytest
 from conftest import ROOT, clean_environment, interpreter
 
+from duel import recipes
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, SGD, AdamW
 from duel.measure.batches import POOL_BATCHES
 
@@ -82,3 +83,35 @@ def test_sgd_scales_linearly_and_adamw_by_the_square_root() -> None:
 @pytest.mark.parametrize("recipe", [SGD(0.1), AdamW(0.01)], ids=str)
 def test_a_recipe_without_a_batch_size_is_the_same_at_any(recipe: SGD | AdamW) -> None:
     assert recipe.at(1) == recipe.at(4096) == recipe
+
+
+def test_the_rate_warms_up_and_falls_to_nothing() -> None:
+    recipe = recipes.Recipe(SGD(0.1, batch_size=64), 128, 10, warmup_epochs=2)
+    rates = [recipe.rate(step, 100, 10) for step in range(100)]
+    assert max(rates) == pytest.approx(0.2), "scaled to the batch size"
+    assert rates.index(max(rates)) == 20
+    assert rates[0] == pytest.approx(0.2 / 21)
+    assert rates[-1] < 0.0001
+    assert rates[60] == pytest.approx(0.1), "half way down"
+    assert [recipe.rate(step, 1, 1) for step in range(1)] == [pytest.approx(0.2)]
+
+
+def test_every_recipe_is_for_something_that_fits() -> None:
+    for (benchmark, dataset), recipe in recipes.RECIPES.items():
+        assert benchmark in recipes.DATASETS[dataset]
+        assert recipe.source
+        assert recipe.augmentation in recipes.AUGMENTATIONS
+    for dataset, names in recipes.DATASETS.items():
+        for name in names:
+            assert recipes.recipe(name, dataset, 3, 8).epochs == 3
+            assert BENCHMARKS[name]
+
+
+def test_every_network_for_pictures_has_augmentation_on_its_own_sets() -> None:
+    own = {("imagenet1k", "imagenet100"): recipes._IMAGENET, ("cifar10", "cifar100"): recipes._CIFAR}
+    found = {(n, d): recipes.recipe(n, d, None, None) for sets, names in own.items() for d in sets for n in names}
+    assert len(found) == 12
+    assert not [key for key, recipe in found.items() if recipe.augmentation == recipes.NONE or recipe.epochs < 50]
+    assert {key for key, recipe in found.items() if recipe.aim} == {
+        *(("resnet50", "imagenet1k"), ("cifar10_resnet18", "cifar10"))
+    }, "an accuracy that was published for another recipe or set is no aim"

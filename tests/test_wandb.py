@@ -160,6 +160,7 @@ def test_a_run_is_streamed_while_it_goes_on_and_says_where_it_ran(server: Server
         config = {name: item["value"] for name, item in run["config"].items()}
         assert config["slurm"] == {"job": "4711", "nodes": "node[01-02]", "cluster": "loopback"}
         assert (config["attempt"], config["run_folder"]) == (1, str(job.run.folder))
+        assert (config["benchmark"], config["use_case"], config["target"]) == ("mnist", 1, "local"), "to filter by"
         requests = len(server.requests)
         assert sync(job.run, server.url) == (True, "nothing to upload, it is online")
         assert len(server.requests) == requests

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+from test_comparability import judged
+from test_pairs import sides
 
 from duel.catalogue import FRAMEWORKS
+from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.launch import workspace
+from duel.measure import sinks
 from duel.record import COLUMNS
 
 
@@ -26,3 +30,10 @@ def test_a_workspace_needs_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(UserError, match="no Weights & Biases key here"):
         workspace.save("somebody", "duel")
+
+
+def test_the_summary_of_a_run_has_its_ratio_and_says_that_a_session_makes_no_verdict() -> None:
+    found = sinks._of_pairs(judged(sides([1.5] * 4)))
+    assert found["pair/comparable"] == COMPARABLE
+    assert found["pair/ratio"] == pytest.approx(1.5)
+    assert found["pair/verdict"] == "no verdict in one session: JAX / PyTorch 1.5, of 4 pairs"

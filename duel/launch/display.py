@@ -65,6 +65,12 @@ def _doing(status: Status) -> str:
     return f"{part}{text}" + (f" ({duration(gone)})" if gone >= 1 else "")
 
 
+def told(seen: RunView) -> str:
+    """Say briefly what a run is doing and, of a phase whose pace is known, how long it still takes."""
+    remaining = left(seen.status) if seen.state == RUNNING else None
+    return describe(seen) + (f", {duration(remaining)} left" if remaining else "")
+
+
 def elapsed(status: Status) -> float:
     """Return the seconds since the phase began, if known, else since the last report."""
     return max(0.0, time.time() - status.phase_started) if status.phase_started else status.age
@@ -92,7 +98,7 @@ def table(look: Snapshot, everything: bool = False) -> terminal.Table:
     if not everything:
         recent = {seen.id for seen in look.runs[-RECENT:]}
         shown = [seen for seen in look.runs if not seen.ended or seen.id in recent]
-    return _table(look, shown, describe)
+    return _table(look, shown, told)
 
 
 def live_table(look: Snapshot, most: int) -> terminal.Table:
@@ -197,6 +203,6 @@ class _Changes:
                 continue
             self._before[seen.id] = (news, time.monotonic())
             if self._phases:
-                terminal.say(f"{seen.id}  {seen.state:9}  {describe(seen)}".rstrip())
+                terminal.say(f"{seen.id}  {seen.state:9}  {told(seen)}".rstrip())
             elif seen.state == RUNNING:
                 terminal.say(f"computing: {seen.id}")

@@ -167,7 +167,7 @@ def cause_of(seen: RunView) -> str:
     if why == "told to end" or (why is None and seen.state == CANCELLED):  # Slurm knows who did that
         explains = (reasons.PREEMPTED, reasons.TIME_LIMIT, reasons.INFRASTRUCTURE, reasons.OUT_OF_MEMORY)
         return slurm if slurm in explains else reasons.CANCELLED
-    if why in (None, "input", "disproved"):
+    if why in (None, "input", "disproved", "diverged"):
         return reasons.INFRASTRUCTURE if seen.state == LOST else reasons.CODE
     return why
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, cast
 
-from duel import certificate, recipes
+from duel import recipes, tree
 from duel.catalogue import Images, Tokens
 from duel.data import known, samples
 from duel.data.feed import Fed, Feed
@@ -84,7 +84,7 @@ def _identity(m: Measurement) -> dict[str, str]:
     row = m.row
     names = ("framework", "framework_version", "benchmark", "size", "precision", "switches", "recipe", "seed")
     found = {name: str(getattr(row, name)) for name in (*names, "weights_sha256", "device_kind", "device_name")}
-    found |= {"devices": str(m.world.size), "code": certificate.code_sha256(str(row.benchmark), str(row.size))}
+    found |= {"devices": str(m.world.size), "code": tree.digest()}
     return found | {"data": m.feed.dataset.source}
 
 

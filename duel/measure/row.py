@@ -135,7 +135,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
         row = measured.row.replace(status=FAILED, cause=f"disproved: {_headline(error)}", why="disproved")
     except Diverged as error:
         print(f"error: {error}", file=sys.stderr)
-        row = measured.row.replace(status=FAILED, cause=str(error), why="code")
+        row = measured.row.replace(status=FAILED, cause=str(error), why="diverged")
     except Exception as error:  # whatever the framework raises becomes a row; its traceback is in the log
         if not run.folder.is_dir():
             raise FolderGoneError(run) from error

@@ -92,6 +92,9 @@ def verdict(rows: Sequence[Row]) -> str:
         return f"{what}: no training has finished"
     pairs = [pair for pair in partners(rows) if pair[0].comparable]
     found = difference(rows)
+    if diverged := sorted({str(row.seed) for row in counted(rows) if row.why == "diverged"}):
+        names = f"seed{'s' * (len(diverged) > 1)} {', '.join(diverged)}"
+        return f"{what}: {_reached(sides)}; no verdict, the loss of {names} diverged on one side or both"
     if found is not None:
         reached = _reached({name: [pair[place] for pair in pairs] for place, name in enumerate(FRAMEWORKS)})
         interval = f"[{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
@@ -114,8 +117,18 @@ def _reached(sides: dict[str, list[Row]]) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Return the outcome of each group of trainings among ``rows``."""
-    return [verdict(mine) for mine in _groups(rows)]
+    """Return the outcome of each group of trainings among ``rows``, and after it the figures of both sides."""
+    return [text for mine in _groups(rows) for text in (verdict(mine), *_figures(mine))]
+
+
+def _figures(rows: Sequence[Row]) -> list[str]:
+    found = table(rows)
+    sides = [NAMES[name] for name in found.head[1:]]
+    texts = [
+        f"{name}: {', '.join(f'{side} {cell}' for side, cell in zip(sides, cells, strict=True) if cell)}"
+        for name, *cells in found.lines
+    ]
+    return [f"{found.head[0].capitalize()}: {'; '.join(texts)}"] if texts else []
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
@@ -166,7 +179,7 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
             continue
         what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
         common: Record = {"device_name": row.device_name, "point": what, "id": "", "mode": row.mode}
-        common |= {"framework": row.framework, "seed": row.seed, "group": row.group}
+        common |= {"framework": row.framework, "seed": row.seed, "group": row.group, "run_id": row.run_id}
         seconds, joules = 0.0, 0.0
         for epoch in epochs:
             seconds, joules = seconds + epoch.seconds, joules + (epoch.joules or 0.0)
@@ -215,6 +228,22 @@ def _number(column: str, unit: str) -> Callable[[Sequence[Row]], str]:
     return cell
 
 
+def _per_epoch(column: str, unit: str) -> Callable[[Sequence[Row]], str]:
+    def cell(rows: Sequence[Row]) -> str:
+        each = [
+            getattr(row, column) / row.trained_epochs for row in rows if getattr(row, column) and row.trained_epochs
+        ]
+        return as_text(column, statistics.fmean(each), unit) if each and len(each) == len(rows) else ""
+
+    return cell
+
+
+def _without_waiting(rows: Sequence[Row]) -> str:
+    known = [(row.trained_per_second, row.waiting_share) for row in rows]
+    rates = [rate / (1 - share) for rate, share in known if rate and share is not None and share < 1]
+    return as_text("trained_per_second", statistics.fmean(rates), "") if rates and len(rates) == len(rows) else ""
+
+
 _LINES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
     ("trainings", lambda rows: str(len(rows))),
     ("top-1 accuracy", lambda rows: _percent(_mean(rows, "top1"))),
@@ -226,8 +255,11 @@ _LINES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [
 _OF_MACHINE: list[tuple[str, Callable[[Sequence[Row]], str]]] = [  # what the machine decides, too
     ("training time", _number("training_seconds", "s")),
     ("training energy", _number("training_joules", "J")),
+    ("time of an epoch", _per_epoch("training_seconds", "s")),
+    ("energy of an epoch", _per_epoch("training_joules", "J")),
     ("waiting for data", lambda rows: _percent(_mean(rows, "waiting_share"))),
     ("samples trained on a second", _number("trained_per_second", "")),
+    ("the same without waiting", _without_waiting),
     ("time to target", _number("seconds_to_target", "s")),
     ("energy to target", _number("joules_to_target", "J")),
 ]
