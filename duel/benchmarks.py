@@ -105,6 +105,7 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
                     ),
                 },
                 attention=True,
+                odd_tokens=True,
                 optimizer=AdamW(learning_rate=0.003, batch_size=4096, source="Dosovitskiy et al. 2020, table 3"),
                 torchvision="vit_b_16",
             ),

@@ -29,7 +29,7 @@ REACHED_THROUGH: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
         ("jax", "gpu"): ("jax-cuda13-plugin", "jax-cuda12-plugin", "jax-rocm7-plugin", "jax-rocm60-plugin"),
         ("jax", "tpu"): ("libtpu",),
-        ("jax", "mps"): ("jax-metal",),
+        ("jax", "mps"): ("jax-mps",),  # not tried: it needs Python 3.13 and a newer JAX
         ("pytorch", "tpu"): ("torch_xla",),
     }
 )

@@ -121,8 +121,8 @@ class Benchmark:
 
     ``dataset`` names a loader of ``duel.datasets`` or is ``"synthetic"``: made from the seed, by ``measure.batches``.
     ``loss`` is the mean over all labels that are not missing: "softmax" (one of several classes) or "sigmoid" (yes or
-    no). ``attention`` is True if the model calls ``_layers.attention``, whose kernel a switch chooses, ``depthwise`` if
-    it has convolutions of single channels.
+    no). ``attention`` is True if the model calls ``_layers.attention``, whose kernel a switch chooses, and
+    ``odd_tokens`` if that is over an odd number of them, ``depthwise`` if it has convolutions of single channels.
     ``torchvision`` is torchvision's name for the network, if it publishes weights for it.
     ``curve_steps`` training steps open every run, are the same on both sides, and give the loss curve (and the
     held-out accuracy if the data is real) before anything is timed. Synthetic data are a pool of 8 batches, taken in
@@ -138,6 +138,7 @@ class Benchmark:
     dataset: str = "synthetic"
     loss: str = "softmax"
     attention: bool = False
+    odd_tokens: bool = False
     depthwise: bool = False
     torchvision: str | None = None
     curve_steps: int = 9

@@ -158,8 +158,9 @@ def settings(
     name, asked = asked_for(mode)
     tuned = dict(_TUNED.get((framework, device_kind), {}))
     half = rung_precision(rung, precision) in HALF
-    if device_kind == "gpu":  # 16 bits: cuDNN's kernel on both sides, which takes no others; else the plain one on both
-        tuned["attention"] = "cudnn" if half and cudnn else "math"
+    if device_kind == "gpu":  # 16 bits: cuDNN's kernel, which takes no others, where a side has it; else the plain one
+        has = "attention" in here and here["attention"].takes("cudnn")
+        tuned["attention"] = "cudnn" if half and cudnn and has else "math"
     values = {switch.name: switch.values[0] for switch in here.values()}
     set_here = here.keys() - _left_out(asked)
     values |= {switch: value for switch, value in tuned.items() if name == TUNED and switch in set_here}

@@ -50,6 +50,7 @@ SIZES = ("tiny", "full")
 MOST = 9_999_999  # largest count that an option accepts
 MOST_SESSIONS = 100
 # Seconds from the start of one session to that of the next. The least leaves half of them for its pairs.
+MAX = 0  # in place of a batch size: the largest that fits
 SPACING, LEAST_SPACING, MOST_SPACING = 2 * 3600, 3 * SESSION_SECONDS // 2, 14 * 24 * 3600
 # What other tools call the same things.
 FRAMEWORK_SYNONYMS = {"torch": "pytorch", "pt": "pytorch", "flax": "jax", "xla": "jax"}
@@ -92,6 +93,10 @@ def use_case_numbers(text: str) -> tuple[int, ...]:
 
 def batch_size(text: str) -> tuple[int]:
     return (count(text, "batch size"),)
+
+
+def batch_size_or_max(text: str) -> tuple[int]:
+    return (MAX,) if text == "max" else batch_size(text)
 
 
 def product(text: str) -> tuple[str]:
@@ -217,11 +222,11 @@ def add_what(parser: Parser, several: bool) -> None:
     what.add_argument(
         "--batch_sizes",
         action=Several,
-        convert=batch_size,
+        convert=batch_size_or_max if several else batch_size,
         default=(),
         metavar="N",
         help="samples per step, one row each; per device under weak scaling, of all devices together in a training "
-        "(default: its recipe's, else what fits the device)",
+        "(default: its recipe's, else what fits the device); max: the largest that 'main.py fit' found to fit",
     )
     what.add_argument(
         "--products",

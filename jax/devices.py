@@ -59,7 +59,7 @@ def leave() -> None:
 def available() -> list[shared.Device]:
     """Return every kind of device there is, the best first."""
     found = []
-    for kind in ("tpu", "gpu"):
+    for kind in ("tpu", "gpu", "mps"):
         try:
             devices = jax.local_devices(backend=kind)
         except RuntimeError:  # no such platform
@@ -100,8 +100,9 @@ def reserved_bytes() -> int | None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide what runs."""
-    cuda = [f"jax-cuda{major}-plugin" for major in (12, 13)] + [f"nvidia-cudnn-cu{major}" for major in (12, 13)]
-    return shared.installed("jax", "jaxlib", "flax", "optax", *cuda, "libtpu")
+    plugins = [f"jax-{name}-plugin" for name in ("cuda12", "cuda13", "rocm7", "rocm60")]
+    cudnn = [f"nvidia-cudnn-cu{major}" for major in (12, 13)]
+    return shared.installed("jax", "jaxlib", "flax", "optax", *plugins, *cudnn, "libtpu")
 
 
 if __name__ == "__main__":

@@ -82,6 +82,54 @@ def test_every_product_has_the_types_and_marks_of_its_precision(name: str) -> No
         assert precision not in ("bf16", "fp16") or any("16" in kind for kind in kinds), (cell, kinds)
 
 
+ATTEND = """
+import dataclasses, importlib, json, sys
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1]) / "jax"))
+sys.path.append(sys.argv[1])
+import jax
+from jax._src.cudnn import fused_attention_stablehlo as fused
+import devices, network, weights
+from duel.catalogue import BENCHMARKS, USE_CASES
+from duel.measure import batches, parameters
+from duel.measure.device import Setting
+jax.config.update("jax_platforms", "cpu")
+fused.check_cudnn_version = lambda: 91000  # stands in for the look-up of an installed cuDNN
+device, found = devices.select("cpu"), {}
+for name in ("vit_b16", "gpt2", "bert"):
+    entry = dataclasses.replace(BENCHMARKS[name], dataset="synthetic")
+    pool = batches.pool(entry, "tiny", 4, 0, Path("none"))
+    for case in (1, 5):
+        kind = getattr(importlib.import_module(USE_CASES[case].module), USE_CASES[case].work)
+        arrays = parameters.initialise(weights.shapes(network.build(entry, "tiny")), 0)
+        for precision in ("bf16", "fp16"):
+            for value in ("cudnn", "math"):
+                setting = Setting(entry, "tiny", precision, device, switches={"attention": value})
+                try:
+                    text = kind(setting, pool, arrays)._trace().lower(lowering_platforms=("cuda",)).as_text()
+                    found[f"{name} {case} {precision} {value}"] = text.count("__cudnn$fmha")
+                except NotImplementedError as error:
+                    found[f"{name} {case} {precision} {value}"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_attention_by_cudnn_is_a_custom_call_and_else_there_is_none() -> None:
+    """By a stand-in for cuDNN's version. Where it is refused, no mode asks for it (``duel.switches``)."""
+    ran = subprocess.run([FRAMEWORKS_PYTHON[0], "-c", ATTEND, str(ROOT)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert len(found) == 24
+    for cell, calls in found.items():
+        name, case, _, value = cell.split()
+        if value == "math":
+            assert calls == 0, cell
+        elif (name, case) == ("vit_b16", "1"):
+            assert calls == "Unsupported sequence length Q 17, KV 17.", "JAX can: let the mode have it"
+        else:
+            assert calls > 0, cell
+
+
 FAKE = """
 import dataclasses, json, sys
 from pathlib import Path

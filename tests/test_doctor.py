@@ -171,7 +171,10 @@ def test_a_slurm_target_that_asks_for_gpus_wants_a_cuda_build(tmp_path: Path) ->
         tmp_path, "with", """case "$1" in -c) echo 1.0;; *) echo '{"versions": {"cuda": "13"}, "devices": []}';; esac"""
     )
     program(tmp_path, "without", """case "$1" in -c) echo 1.0;; *) echo '{"versions": {}, "devices": []}';; esac""")
-    for python, levels in (("with", [OK]), ("without", [OK, WARN])):
+    program(
+        tmp_path, "rocm", """case "$1" in -c) echo 1.0;; *) echo '{"versions": {"hip": "7"}, "devices": []}';; esac"""
+    )
+    for python, levels in (("with", [OK]), ("rocm", [OK]), ("without", [OK, WARN])):
         found = interpreters({"jax": str(tmp_path / python)}, scheduler="slurm", directives=["--gpus-per-node=1"])
         assert [finding.level for finding in found] == levels
         doctor._devices.cache_clear()

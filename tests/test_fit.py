@@ -1,23 +1,28 @@
 """Programs planned for TPUs that are not here: compiled for real by libtpu, kept, and told before a job waits."""
 
 import dataclasses
+import json
 import re
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, Main, needs, rows_of
 
 from duel.arguments import Parser
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, INFERENCE, PER_SAMPLE_MANY, TRAIN, TRAIN_MANY, USE_CASES
+from duel.catalogue import BENCHMARKS, FIT, FRAMEWORKS, INFERENCE, PAIRED, PER_SAMPLE_MANY, TRAIN, TRAIN_MANY, USE_CASES
 from duel.chips import CHIPS, bound
 from duel.cli import fit as fit_command
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import cluster, fit, submit
+from duel.launch import cluster, fit, plan, submit
 from duel.launch.fit import Cell, Found
+from duel.measure import growing
 from duel.measure.batches import POOL_BATCHES
 from duel.measure.growing import repeated
-from duel.results import Results
+from duel.record import Row
+from duel.results import Results, Run
 from duel.tries import expected_batch, next_batch
 
 PYTHON = ROOT / ".venv" / "jax-tpu" / "bin" / "python"
@@ -122,7 +127,10 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
     over_all = Cell("v5e", "resnet50", 2, "full", "bf16", 512, 4)
     fit.keep(tmp_path, "v5e", Found(over_all, fit.TOO_LARGE, "Exceeded hbm", code_sha256=fit._code(over_all)))
     assert len(fit.remarks(many, "v5e", tmp_path)) == 1, "128 on each chip are 512 in all"
-    assert fit.remarks(dataclasses.replace(many, batch_sizes=(512,)), "v5e", tmp_path) == []
+    assert fit.remarks(dataclasses.replace(many, batch_sizes=(64,)), "v5e", tmp_path) == []
+    assert len(fit.remarks(dataclasses.replace(many, batch_sizes=(512,)), "v5e", tmp_path)) == 1, (
+        "nor does a larger one"
+    )
     assert len(fit.remarks(dataclasses.replace(many, batch_sizes=(512,), scaling="strong"), "v5e", tmp_path)) == 1
     fit.file(tmp_path, "v5e").write_text("{")
     with pytest.raises(UserError, match=r"remove it, and 'main\.py fit' makes a new one"):
@@ -212,6 +220,39 @@ def test_a_plan_saves_most_of_the_tries(most: int, bent: float) -> None:
         size = next_batch(32, low, high, 1, expected_batch(plans, int(1000 + 10 * most * bent)))
     assert most * 8 / 9 - 1 <= low <= most
     assert tried <= 9, "by doubling it is up to fourteen"
+
+
+def test_a_try_is_where_the_plans_of_an_accelerator_expect_the_largest(tmp_path: Path) -> None:
+    run = Run(tmp_path / "runs" / "jax_mnist_1-x")
+    run.create(Job("jax", "mnist", TRAIN, FIT, "fp32", None, "local", batch_sizes=(32,)).rows())
+    plans = {32: 1320, 64: 1640}
+    assert growing._expected(run, plans) == 0, "the device is not known"
+    for kind, memory, expected in (("gpu", 11_000, 1000), ("cpu", 11_000, 0), ("tpu", None, 0)):
+        run.environment.write_text(json.dumps({"device": {"kind": kind, "memory_bytes": memory}}))
+        assert growing._expected(run, plans) == expected
+
+
+def test_the_largest_batch_that_fits_both_sides_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried(framework: str, size: int, status: str = "finished", **change: Any) -> Row:
+        job = Job(framework, "mnist", TRAIN, FIT, "fp32", None, "local", batch_sizes=(size,), size="full")
+        return job.rows()[0].replace(status=status, **change)
+
+    rows = [tried("jax", 512), tried("jax", 640), tried("jax", 700, "failed"), tried("jax", 900, target="other")]
+    monkeypatch.setattr(plan, "merge", lambda results: rows)
+    args = Namespace(size=None, preset="standard", precision="fp32", products=())
+
+    def most(use_case: int, frameworks: list[str]) -> int:
+        return plan._largest(args, "mnist", use_case, "local", frameworks, Results(tmp_path))
+
+    assert most(TRAIN, ["jax"]) == most(TRAIN_MANY, ["jax"]) == 640
+    command = "python main.py fit --benchmark mnist --use_case 1 --size full --precision fp32 --target local"
+    with pytest.raises(UserError, match=f"--batch_sizes max: not known for pytorch; '{command}' finds it"):
+        most(TRAIN, [PAIRED])
+    rows.append(tried("pytorch", 300))
+    assert most(TRAIN, [PAIRED]) == 300
+    assert most(TRAIN, ["jax"]) == 640
 
 
 def test_what_never_fits_and_what_always_does_come_to_an_end() -> None:

@@ -143,6 +143,15 @@ def test_a_switch_that_is_turned_off_takes_along_what_needs_it() -> None:
         settings(modes.in_place("tuned-compile+max_autotune", chosen), kind="gpu")
 
 
+def test_an_odd_number_of_tokens_has_no_gradient_by_cudnn_in_jax() -> None:
+    """An image's patches and the class token. Inference, and PyTorch, have the kernel."""
+    for use_case, kernel in ((1, "math"), (5, "cudnn")):
+        assert modes.settings("tuned", "jax", "vit_b16", use_case, "bf16", "gpu")["attention"] == kernel
+        assert modes.settings("tuned", "pytorch", "vit_b16", use_case, "bf16", "gpu")["attention"] == "cudnn"
+    with pytest.raises(UserError, match="cudnn is not a value of attention in jax on a gpu; valid: framework, math"):
+        modes.settings("default+attention=cudnn", "jax", "vit_b16", 1, "bf16", "gpu")
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_gpu_without_cudnn_takes_the_plain_kernel_of_attention(framework: str) -> None:
     here = (framework, "gpt2", 1, "bf16", "gpu")

@@ -233,6 +233,19 @@ def test_what_is_broken_is_told_before_it_is_used(tmp_path: Path) -> None:
     assert "switch donation off is broken" in said[1]
 
 
+def test_a_broken_switch_that_tuned_would_set_is_told(tmp_path: Path) -> None:
+    results, gpu = Results(tmp_path), LOCAL.model_copy(update={"device": "gpu"})
+    here = ("pytorch", "mnist", 1, "fp32", "gpu")
+    changed = settings("tuned", *here).items() - settings("default", *here).items()
+    assert changed
+    name, value = sorted(changed)[0]
+    kept(results, Finding(f"switch {name} {value}", "pytorch", BROKEN, "crashes"))
+    job = Job("pytorch", "mnist", 1, "standard", "fp32", None, "local", mode="tuned")
+    (said,) = thorough.remarks(job, gpu, results)
+    assert said.startswith(f"switch {name} {value} is broken on local for pytorch: crashes")
+    assert thorough.remarks(dataclasses.replace(job, mode="default"), gpu, results) == []
+
+
 def test_a_check_older_than_the_environment_or_the_driver_is_told(tmp_path: Path) -> None:
     results = Results(tmp_path)
     kept(results, checked=utc(time.time() - 10 * 365 * 24 * 3600))

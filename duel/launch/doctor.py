@@ -169,8 +169,11 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
     cuda = "cuda12" if driver and int(driver.partition(".")[0]) < CUDA_13_DRIVER else "cuda13"
     remedy = f"make {framework}-env {framework.upper()}={cuda}"
     if target.scheduler == "slurm":  # its devices are on the nodes, not on this machine
-        if "gpu" in " ".join(target.directives) and not any("cuda" in package for package in versions):
-            yield Finding(WARN, f"{what}, gpu", "its directives request one, but this build has no CUDA", remedy)
+        computes = any(word in package for package in versions for word in ("cuda", "rocm", "hip"))
+        if "gpu" in " ".join(target.directives) and not computes:
+            yield Finding(
+                WARN, f"{what}, gpu", "its directives request one, but this build has no CUDA or ROCm", remedy
+            )
         return
     for device in record["devices"]:
         yield Finding(OK, f"{what}, {device['kind']}", _describe(device))

@@ -176,10 +176,11 @@ def table(found: list[Found]) -> Table:
             roof = bound(chip, one.flops or 0, one.moved_bytes or 0) if known else ""
             took = f"{one.seconds:.0f} s"
         flops = f"{one.flops:.3g}" if one.flops else ""
-        lines.append([one.cell.chip, one.cell.name, one.outcome, memory, flops, roof, took])
+        moved = f"{one.moved_bytes:.3g}" if one.moved_bytes else ""
+        lines.append([one.cell.chip, one.cell.name, one.outcome, memory, flops, moved, roof, took])
     notes = [f"{one.cell.name}: {one.why}" for one in found if one.why]
     notes += sorted({_said(one.versions) for one in found} - {""})
-    head = ["chip", "step", "", "memory", "FLOP", "bound", "compiled in"]
+    head = ["chip", "step", "", "memory", "FLOP", "bytes", "bound", "compiled in"]
     return Table(head, lines, notes)
 
 
@@ -213,4 +214,4 @@ def _is_of(cell: Cell, job: Job) -> bool:
     ]
     return (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices) == (
         *(job.benchmark, job.use_case, size, job.precision, job.ranks),
-    ) and (cell.batch_size, cell.product) in points
+    ) and any(batch >= cell.batch_size and product == cell.product for batch, product in points)

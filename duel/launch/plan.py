@@ -5,13 +5,29 @@ import dataclasses
 from typing import Any
 
 from duel import modes
-from duel.catalogue import CLAIM_PAIRS, DEVICE_KINDS, FRAMEWORKS, MANY, PAIRED, PRESETS, STRONG, USE_CASES
+from duel.catalogue import (
+    CLAIM_PAIRS,
+    DEVICE_KINDS,
+    FIT,
+    FRAMEWORKS,
+    MANY,
+    PAIRED,
+    PER_SAMPLE,
+    PER_SAMPLE_MANY,
+    PRESETS,
+    STRONG,
+    TRAIN,
+    TRAIN_MANY,
+    USE_CASES,
+)
 from duel.errors import UserError
 from duel.job import TRAINING, Job
 from duel.launch.schema import Cluster, Target
-from duel.options import SPACING, VARIANTS
+from duel.options import MAX, SPACING, VARIANTS
 from duel.recipes import recipe
 from duel.results import Results
+from duel.states import FINISHED
+from duel.table import merge
 from duel.terminal import Table, warn
 
 
@@ -27,6 +43,8 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
             warn(f"{framework}: left out, target {name!r} has no interpreter for it")
         else:
             frameworks.append(framework)
+    if args.profile and (left := sorted(set(args.use_case) & set(MANY))):
+        warn(f"use case {left[0]}: not profiled, --profile traces programs on one device")
     planned = []
     for benchmark in args.benchmark:
         weights = None
@@ -52,6 +70,9 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 continue
             options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
             options |= {option: getattr(args, option) for option in TRAINING}
+            if MAX in args.batch_sizes:
+                most = _largest(args, benchmark, use_case, name, frameworks, results)
+                options |= {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
             usual = recipe(benchmark, args.dataset, None, None).batch_size if args.dataset else None
             _check_batches(options, nodes * devices, usual)
             planned += [
@@ -72,6 +93,31 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
     if args.sessions and PRESETS[args.preset].pairs < CLAIM_PAIRS:
         warn(f"--preset {args.preset} claims no ratio, in however many sessions")
     return planned
+
+
+def _largest(
+    args: argparse.Namespace, benchmark: str, use_case: int, target: str, frameworks: list[str], results: Results
+) -> int:
+    """Return the largest batch that 'main.py fit' found to fit ``target`` on all sides; on many devices, each.
+
+    Raises UserError if it has not tried one of them.
+    """
+    alone = {TRAIN_MANY: TRAIN, PER_SAMPLE_MANY: PER_SAMPLE}.get(use_case, use_case)
+    size = args.size or PRESETS[args.preset].size
+    wanted = (FIT, FINISHED, benchmark, alone, size, args.precision, target)
+    names = ("preset", "status", "benchmark", "use_case", "size", "precision", "target")
+    fits: dict[tuple[str, str | None], int] = {}
+    for row in merge(results):
+        asked = not args.products or row.product is None or row.product in args.products
+        if row.batch_size and asked and tuple(getattr(row, name) for name in names) == wanted:
+            side = str(row.framework), row.product
+            fits[side] = max(row.batch_size, fits.get(side, 0))
+    sides = list(FRAMEWORKS) if PAIRED in frameworks else frameworks
+    if missing := set(sides) - {side for side, _ in fits}:
+        command = f"python main.py fit --benchmark {benchmark} --use_case {alone} --size {size}"
+        command += f" --precision {args.precision} --target {target}"
+        raise UserError(f"--batch_sizes max: not known for {' and '.join(sorted(missing))}; {command!r} finds it")
+    return min(most for (side, _), most in fits.items() if side in sides)
 
 
 def _of_session(planned: list[Job], session: int, args: argparse.Namespace) -> list[Job]:

@@ -5,6 +5,7 @@ pair of four benchmarks. A job that fails ends nothing but itself. What was foun
 results/doctor/<target>.json, with a bundle of all evidence beside it, and a submission heeds it.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -47,7 +48,13 @@ TIME = "--time=00:05:00"
 PAIRS = ("mnist", "resnet50", "bert", "gcn")
 SHOWN_WITH = ("resnet50", "bert", "mobilenet_v3_small", "gcn")  # a switch is tried with the first that it suits
 # What a probe that may be denied measures, by what it is called in the table.
-PROBES = {"NVML: clock": "clock_mhz", "energy": "joules_per_item", "memory errors": "ecc_errors"}
+PROBES = {
+    "NVML: clock": "clock_mhz",
+    "NVML: memory": "device_process_bytes",
+    "energy": "joules_per_item",
+    "memory": "peak_memory_bytes",
+    "memory errors": "ecc_errors",
+}
 
 Say = Callable[[str], None]
 
@@ -119,7 +126,10 @@ def _switches(framework: str, kind: str | None) -> list[tuple[str, str, str, int
         use_case = PER_SAMPLE if switch.modules == ("per_sample_gradients",) else TRAIN
         if USE_CASES[use_case].module not in switch.modules:
             continue
-        benchmark = next(name for name in SHOWN_WITH if switch.suits(BENCHMARKS[name]))
+        suited = [name for name in SHOWN_WITH if switch.suits(BENCHMARKS[name])]
+        if not suited and not switch.searched:  # there is another of this name, with more values
+            continue
+        benchmark = suited[0]
         for value in switch.values[1:]:
             needs = f"+{switch.needs}" if switch.needs else ""
             turned = f"+{switch.name}" if value == "on" else f"-{switch.name}" if value == "off" else ""
@@ -289,8 +299,8 @@ def remarks(job: Job, target: Target, results: Results) -> list[str]:
         return [str(error)]
     if report is None:
         return []
-    _, turned = modes.asked_for(job.mode)
-    wanted = {f"precision {job.precision}", *(f"switch {name} {value}" for name, value in turned.items())}
+    turned = _turned(job, job.device or target.device)
+    wanted = {f"precision {job.precision}", *(f"switch {name} {value}" for name, value in turned)}
     wanted |= {"profiler"} if job.profile else set()
     wanted |= {"two devices"} if job.use_case in MANY else set()
     wanted |= {f"pair of {job.benchmark}"} if job.framework == PAIRED else set()
@@ -302,6 +312,19 @@ def remarks(job: Job, target: Target, results: Results) -> list[str]:
     if changed := [name for name in job.frameworks if _installed(getattr(target.python, name)) > report.checked]:
         sides = " and ".join(changed)
         found.append(f"the thorough check of {job.target} is older than the environment of {sides}: check it again")
+    return found
+
+
+def _turned(job: Job, kind: str | None) -> set[tuple[str, str]]:
+    """Return the switches that ``job`` turns: those that are named and, on a known ``kind`` of device, the built-in
+    ones of mode tuned.
+    """
+    found = set(modes.asked_for(job.mode)[1].items())
+    if kind is not None and modes.is_tuned(job.mode):
+        for framework in job.frameworks:
+            here = (framework, job.benchmark, job.use_case, job.precision, kind)
+            with contextlib.suppress(UserError):  # the job says it itself
+                found |= modes.settings(job.mode, *here).items() - modes.settings(DEFAULT, *here).items()
     return found
 
 

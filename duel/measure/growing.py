@@ -11,12 +11,13 @@ import numpy as np
 
 from duel.catalogue import Benchmark
 from duel.datasets import SYNTHETIC
+from duel.files import Damaged, read_object
 from duel.measure import batches, preparing
 from duel.measure.measurement import Columns, Measurement
 from duel.record import Row
 from duel.results import Run
 from duel.states import FINISHED
-from duel.tries import TOO_LARGE, next_batch
+from duel.tries import TOO_LARGE, expected_batch, next_batch
 
 
 def rows(run: Run, planned: Sequence[Row]) -> Iterator[Row]:
@@ -25,18 +26,33 @@ def rows(run: Run, planned: Sequence[Row]) -> Iterator[Row]:
         yield first
         tried = run.read_row(first.row or 0)
         begun, low, high = tried.batch_size, 0, 0  # None if it did not get as far as its device
+        plans: dict[int, int] = {}
         while begun:
             if tried.status == FINISHED:
                 low = tried.batch_size or 0
+                plans |= {low: tried.planned_bytes} if tried.planned_bytes else {}
             elif tried.why in TOO_LARGE:
                 high = tried.batch_size or 0
             else:
                 break  # an error of another kind says nothing about memory
-            if (size := next_batch(begun, low, high)) is None:
+            if (size := next_batch(begun, low, high, expected=_expected(run, plans))) is None:
                 break
             number = len(run.rows())
             yield first.replace(row=number, point=number, batch_size=size)
             tried = run.read_row(number)
+
+
+def _expected(run: Run, plans: dict[int, int]) -> int:
+    """Return the largest batch that ``plans`` let expect on the run's accelerator; 0 without a guess.
+
+    A CPU's memory is the host's, of which a job may have less.
+    """
+    try:
+        device = read_object(run.environment)["device"]
+        memory = int(device["memory_bytes"] or 0) if device["kind"] != "cpu" else 0
+    except (OSError, Damaged, KeyError, TypeError, ValueError):
+        return 0
+    return expected_batch(plans, memory) if memory else 0
 
 
 def repeated(benchmark: Benchmark, size: str, batch_size: int) -> batches.Pool:
