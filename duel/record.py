@@ -249,7 +249,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a mapping of column names to values, in the order of ``COLUMNS``."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in COLUMNS} | {"missing": dict(self.missing)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], name: str) -> "Row":

@@ -9,11 +9,12 @@ from test_comparability import judged
 from test_sessions import session
 from test_studies import CLUSTER, job, loaded, publish, rows
 
+from duel.catalogue import PRESETS
 from duel.cli import commands
 from duel.errors import UserError
-from duel.launch import campaign, preflight, progress, reasons
+from duel.launch import campaign, directives, preflight, progress, reasons
 from duel.launch.estimate import Known
-from duel.launch.progress import DONE, MISSING, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION
+from duel.launch.progress import DONE, MISSING, NEVER, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION, Progress
 from duel.launch.schema import Target
 from duel.launch.study import Study
 from duel.record import Row
@@ -56,7 +57,7 @@ def measured(runs: list[Run], hours: list[float], **change: Any) -> list[Row]:
 
 
 SAME = ("code_sha256", "preset", "precision", "size", "benchmark", "use_case", "batch_size", "target", "nodes", "mode")
-SAME += ("device_kind", "device_name", "device_count", "cpus")
+SAME += ("weights", "device_kind", "device_name", "device_count", "cpus")
 
 
 def states(mine: Study, results: Results) -> list[tuple[str, str]]:
@@ -125,7 +126,7 @@ def test_a_session_of_a_smoke_preset_is_refused(results: Results) -> None:
 def test_a_batch_on_each_device_is_found_in_rows_which_have_it_over_all(scaling: str, total: int) -> None:
     point = job(use_case=2, devices_per_node=2, scaling=scaling, batch_sizes=(64,))
     row = Row(benchmark="mnist", use_case=2, preset="standard", precision="fp32", mode="default", target="local")
-    row = row.replace(size="full", nodes=1, device_count=2, scaling=scaling, batch_size=total)
+    row = row.replace(size="full", nodes=1, device_count=2, scaling=scaling, batch_size=total, weights="seed 0")
     assert progress.is_of(point, row)
     assert not progress.is_of(point, row.replace(batch_size=192 - total))
     side = row.replace(framework="jax", status=FINISHED, started="2026-11-22T10:00:00Z", ended="2026-11-22T10:00:19Z")
@@ -194,3 +195,59 @@ def test_the_longest_limit_of_a_script_is_that_of_its_partitions(monkeypatch: py
     assert preflight.most_minutes(["--partition=a,b"]) == 1440
     assert preflight.most_minutes(["--partition=b,c"]) is None
     assert preflight.most_minutes(["--partition=gone"]) is None
+
+
+def test_an_unpaired_point_is_done_once_all_its_repeats_are(results: Results) -> None:
+    text = (
+        "about: x\npoints:\n  - {benchmark: mnist, use_case: 1, preset: publication, paired: false, framework: jax}\n"
+    )
+    study = loaded(results, text)
+    run = ran(results, 1, study, FAILED, cause="Slurm: reached its time limit", why=reasons.TIME_LIMIT)
+    (one,) = (row for row in rows(1, pairs=1, preset="publication", mode="default") if row.framework == "jax")
+    repeats = PRESETS["publication"].repeats
+    every = [one.replace(run_id=run.id, repeat=repeat, row=repeat) for repeat in range(repeats)]
+    publish(results, every[:-1])
+    assert states(study, results) == [(MISSING, "Slurm: reached its time limit")]
+    publish(results, every)
+    assert states(study, results) == [(DONE, "")]
+
+
+def test_rows_from_other_weights_are_of_other_points(results: Results, mine: Study) -> None:
+    row = rows(1)[0]
+    assert progress.is_of(mine.points[0], row)
+    assert not progress.is_of(mine.points[0], row.replace(weights="results/weights/a.safetensors"))
+
+
+def test_jobs_fit_the_limit_of_their_partition_if_their_target_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target.model_validate({"scheduler": "slurm", "python": {"jax": "python", "pytorch": "python"}})
+    described = CLUSTER.model_copy(update={"targets": {"free": target}})
+    sizes = PRESETS["standard"].batch_sizes
+    found = [Progress(point, MISSING, NEVER) for point in job(use_case=5, target="free").points]
+    known = Known([row for size in sizes for row in rows(1, target="free", use_case=5, batch_size=size)])
+    for most, whole in ((15.0, False), (None, True)):
+        monkeypatch.setattr(preflight, "most_minutes", lambda lines, most=most: most)
+        planned = campaign.planned(found, described, known)
+        assert (len(planned) == 1) == whole
+        asked = [directives.minutes(directives.value(one.job.changes, "--time") or "") or 0 for one in planned]
+        assert max(asked) <= (most or 1e9)
+
+
+def test_a_budget_counts_the_limit_of_what_nothing_is_known_of() -> None:
+    keys = {"scheduler": "slurm", "python": {"jax": "python", "pytorch": "python"}, "directives": ["--time=01:00:00"]}
+    described = CLUSTER.model_copy(update={"targets": {"new": Target.model_validate(keys)}})
+    cases = (job(use_case=case, target="new") for case in (1, 3, 5))
+    found = [Progress(point, MISSING, NEVER) for one in cases for point in one.points]
+    planned = campaign.planned(found, described, Known([]))
+    assert len(planned) > 2
+    assert len(campaign.within(planned, 2.0)) == 2, "each may use its hour"
+    with pytest.raises(UserError, match=r"the smallest job may take 1 device-hours"):
+        campaign.within(planned, 0.5)
+
+
+def test_a_whole_matrix_says_how_long_it_takes_and_what_cannot_end(results: Results) -> None:
+    keys = {"scheduler": "slurm", "python": {"jax": "python", "pytorch": "python"}, "directives": ["--time=00:02:00"]}
+    described = CLUSTER.model_copy(update={"targets": {"short": Target.model_validate(keys)}})
+    jobs = [job(use_case=case, target="short") for case in (1, 5)]
+    hours, long = campaign.told(jobs, described, results)
+    assert hours.startswith("at least 0."), "nothing like them was measured"
+    assert long.startswith("2 of 2 scripts take longer than their target's limit: 'resubmit' goes on")

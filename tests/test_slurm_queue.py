@@ -46,6 +46,19 @@ def ending(site: Site, more: str, *directives: str) -> None:
     site.target(*CPU, *directives, python=python, launcher="null", more=more)
 
 
+def test_a_study_that_two_submit_at_once_is_measured_once(site: Site) -> None:
+    site.target(*CPU, "--begin=now+1hour")
+    points = "  - {benchmark: mnist, use_case: [1, 3, 5], preset: smoke, target: site}"
+    (site.folder / "studies" / "both.yaml").write_text(f"about: for two at once\npoints:\n{points}\n")
+    both = [site.popen("main.py", "study", "both", "submit") for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    said = [process.communicate()[0] for process in both]
+    assert sorted(text.count("started paired_mnist") for text in said) == [0, 3]
+    runs = site.results.runs()
+    assert site.jobs() == dict.fromkeys((run.id for run in runs), 1)
+    assert len(runs) == 3
+
+
 @pytest.mark.full
 def test_66_jobs_under_a_limit_of_20_all_end_with_nobody_there(site: Site) -> None:
     ending(site, "")
@@ -99,11 +112,12 @@ def number_sent(site: Site) -> int:
 
 
 def test_a_small_job_sends_where_the_site_wants_that(site: Site) -> None:
-    small = '    sender: ["--partition=cpu", "--time=00:02:00", "--mem=100M"]\n'
+    small = '    sender: ["--partition=cpu", "--time=00:02:00", "--mem=100M", "--signal=B:USR1@30"]\n'
     ending(site, f"    max_jobs: 1\n{small}")
     said = site.main(*MNIST)
     assert re.search(r"job \d+ sends what has to wait", said)
     assert "1 of 2 were sent; the others wait: its target allows 1 jobs at once" in said
+    assert "' USR1\n" in (site.results.queue / "sender.sh").read_text(), "what its own line sends is trapped"
     runs = site.results.runs()
     site.wait(lambda: all(run.stored_status().state == "finished" for run in runs), 4 * POLL_SECONDS)
     jobs = site.jobs()

@@ -33,7 +33,11 @@ def submit(args: argparse.Namespace, results: "Results") -> int:
     described = cluster.load(ROOT / "cluster.yaml")
     jobs = plan.jobs(args, described, results)
     if len(args.benchmark) * len(args.use_case) > 1 or len({(job.mode, job.session) for job in jobs}) > 1:
+        from duel.launch import campaign
+
         terminal.show(plan.table(jobs))
+        for text in campaign.told(jobs, described, results):
+            say(text)
     if args.dry_run:
         target = described.targets[jobs[0].target]
         texts = [script.render(job, target) for job in jobs]
@@ -167,24 +171,12 @@ def study(args: argparse.Namespace, results: "Results") -> int:
     _go_on(results)
     described = cluster.load(ROOT / "cluster.yaml")
     found = study.load(study.path(ROOT / "studies", args.study), described, results)
-    points = progress.of(found, results)
     if args.action == "report":
-        return _report_study(args.study, points, results)
+        return _report_study(args.study, progress.of(found, results), results)
     if args.action == "status":
-        terminal.show(campaign.status(found, points, results))
-        return 0
-    known = campaign.known(results)
-    if args.action == "resume":
-        again = campaign.unfinished(points, described, known, results, say)
-        planned = [*again, *campaign.planned(points, described, known, campaign.AGAIN)]
+        terminal.show(campaign.status(found, progress.of(found, results), results))
     else:
-        planned = campaign.planned(points, described, known)
-    planned = campaign.within(planned, args.budget)
-    terminal.show(campaign.table(planned, f"{found.name}: {found.about}"))
-    if args.action == "plan":
-        return 0
-    campaign.submit_all(planned, described, results, say)
-    say(f"'python main.py study {found.name} status' shows what is done")
+        campaign.carry_out(found, args.action, args.budget, described, results, say)
     return 0
 
 
@@ -290,7 +282,7 @@ def report(args: argparse.Namespace, results: "Results") -> int:
         before = against.earlier(results, args.against, sets[0].name)
         changes, left_out = against.changes(before, sets[0])
         terminal.show(against.table(changes, left_out, args.against))
-        return 1 if against.is_slower(changes) else 0
+        return 2 if not changes else 1 if against.is_slower(changes) else 0
     folder = (sets[0].folder if len(sets) == 1 else results.folder) / "report"
     if not args.live:
         document.write(sets, folder, say)

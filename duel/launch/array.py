@@ -23,7 +23,7 @@ def batches(runs: "Sequence[Run]", targets: "Sequence[Target]") -> "Iterator[lis
     found: list[tuple[Run, Target]] = []
     before: tuple[list[str], str] | None = None
     for run, target in zip(runs, targets, strict=True):
-        shape = _shape(run) if target.array else None
+        shape = _shape(run) if target.array and not {"--job-name", "--array"} & set(target.without) else None
         if found and (shape is None or shape != before or len(found) == target.array):
             yield found
             found = []

@@ -1,23 +1,25 @@
 """The jobs of a study: what is missing of it, cut to the targets' time limits, with what that takes."""
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from duel import files, terminal
 from duel.catalogue import USE_CASES
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import directives, estimate, preflight, resubmit, state, study, submit
+from duel.launch import directives, estimate, preflight, progress, resubmit, state, submit
 from duel.launch.estimate import UNCERTAIN, Estimate, Known
 from duel.launch.progress import DONE, MISSING, NEVER, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION, WAITING, Progress
 from duel.launch.resubmit import Decision
 from duel.launch.schema import Cluster, Target
-from duel.launch.study import Study
+from duel.launch.study import Study, grouped
 from duel.results import Results, Run
 from duel.table import merge, read_rows
 from duel.terminal import Table
 
-LEAST_MINUTES = 10.0  # shorter limits gain nothing in a queue
+LEAST_MINUTES = 10.0  # shorter limits, and differences between them, gain nothing in a queue
 NEW = (NEVER, SAME_SESSION, OTHER_CODE)  # reasons for a new run
 AGAIN = (*NEW, NOT_COMPARABLE)  # if asked for: whatever keeps the rows from being comparable may still be so
 
@@ -32,29 +34,41 @@ class Planned:
     estimate: Estimate
     devices: int  # that the allocation has
     again: Decision | None = None
+    most_minutes: float | None = None  # the time limit
 
     @property
     def device_hours(self) -> float:
         return self.estimate.seconds * self.devices / 3600
 
+    @property
+    def most_device_hours(self) -> float:
+        """What it may take: up to its limit, if nothing like it was measured on such a device."""
+        whole = self.most_minutes if self.estimate.source in UNCERTAIN else None
+        return self.device_hours if whole is None else max(self.device_hours, whole * self.devices / 60)
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether its limit ends before it does."""
+        return self.most_minutes is not None and self.most_minutes * 60 < self.estimate.seconds
+
 
 def planned(
-    progress: Sequence[Progress], cluster: Cluster, known: Known, reasons: Collection[str] = NEW
+    points: Sequence[Progress], cluster: Cluster, known: Known, reasons: Collection[str] = NEW
 ) -> list[Planned]:
     """Return the jobs of all points that are missing for one of ``reasons``, by default those that need a new run.
 
     Each is within its target's limit as far as points are.
     """
     found = []
-    missing = [one.point for one in progress if one.state == MISSING and one.why in reasons]
+    missing = [one.point for one in points if one.state == MISSING and one.why in reasons]
     missing.sort(key=lambda point: point.session)  # the first sessions of all points, then the second ones
-    for whole in study.grouped(missing):
+    for whole in grouped(missing):
         target = cluster.targets[whole.target]
         most = _most_minutes(whole, target)
         room = None if most is None else (most * 60 - estimate.MORE_SECONDS) / estimate.MARGIN
         for job in estimate.parts(whole, room, known):
             takes = known.job(job)
-            found.append(Planned(_limited(job, target, takes, most), takes, _devices(job, target)))
+            found.append(Planned(_limited(job, target, takes, most), takes, _devices(job, target), most_minutes=most))
     return found
 
 
@@ -63,8 +77,10 @@ def _devices(job: Job, target: Target) -> int:
 
 
 def _most_minutes(job: Job, target: Target) -> float | None:
-    """Return the target's own time limit; None if it has none."""
-    return directives.minutes(directives.value(target.for_job(job).directives, "--time") or "")
+    """Return the target's own time limit, else its partition's; None if it has neither."""
+    lines = target.for_job(job).directives
+    own = directives.minutes(directives.value(lines, "--time") or "")
+    return own if own is not None or target.scheduler == "local" else preflight.most_minutes(lines)
 
 
 def _limited(job: Job, target: Target, takes: Estimate, most: float | None) -> Job:
@@ -74,8 +90,24 @@ def _limited(job: Job, target: Target, takes: Estimate, most: float | None) -> J
     """
     if target.scheduler == "local" or "--time" in target.without or takes.source in UNCERTAIN:
         return job
-    minutes = max(LEAST_MINUTES, takes.limit_minutes)
+    least = directives.minutes(directives.value(target.for_job(job).directives, "--time-min") or "") or 0.0
+    steps = -(-takes.limit_minutes // LEAST_MINUTES)  # whole: only jobs that ask for as much are of one array
+    minutes = max(LEAST_MINUTES * steps, least)
     return replace(job, changes=(f"--time={directives.limit(min(minutes, most or minutes))}",))
+
+
+def told(jobs: Sequence[Job], cluster: Cluster, results: Results) -> list[str]:
+    """Return how long ``jobs`` take that are no study's, and how many of them cannot end within their limits."""
+    times, found = known(results), []
+    for job in jobs:
+        target = cluster.targets[job.target]
+        found.append(Planned(job, times.job(job), _devices(job, target), most_minutes=_most_minutes(job, target)))
+    least = "at least" if any(one.estimate.source in UNCERTAIN for one in found) else "about"
+    texts = [f"{least} {sum(one.device_hours for one in found):.1f} device-hours"]
+    if long := sum(one.is_too_long for one in found):
+        how = "'resubmit' goes on with the rows left; 'main.py study' cuts jobs to the limit"
+        texts.append(f"{long} of {len(jobs)} scripts take longer than their target's limit: {how}")
+    return texts
 
 
 def within(found: Sequence[Planned], budget: float | None) -> list[Planned]:
@@ -84,12 +116,12 @@ def within(found: Sequence[Planned], budget: float | None) -> list[Planned]:
         return list(found)
     kept, spent = [], 0.0
     for one in found:
-        if spent + one.device_hours <= budget:
+        if spent + one.most_device_hours <= budget:
             kept.append(one)
-            spent += one.device_hours
+            spent += one.most_device_hours
     if found and not kept:
-        least = min(one.device_hours for one in found)
-        raise UserError(f"--budget {budget:g}h: the smallest job takes {least:.2g} device-hours")
+        least = min(one.most_device_hours for one in found)
+        raise UserError(f"--budget {budget:g}h: the smallest job may take {least:.2g} device-hours")
     return kept
 
 
@@ -118,6 +150,8 @@ def table(found: Sequence[Planned], title: str) -> Table:
         notes.append(f"{target}: {hours:.1f} h if its jobs run one after the other")
     if unsure := sum(one.estimate.source in UNCERTAIN for one in found):
         notes.append(f"of {unsure} scripts that is the least: nothing like them was measured on such a device")
+    if long := sum(one.is_too_long for one in found):
+        notes.append(f"{long} scripts take longer than their target's limit: 'resume' goes on with the rows left")
     head = ["benchmark", "use case", "mode", "precision", "target", "scripts", "rows", "device-hours", "estimate"]
     return Table(head, lines, notes, right=[5, 6, 7], title=[title])
 
@@ -167,6 +201,26 @@ def known(results: Results) -> Known:
     return Known(rows)
 
 
+def carry_out(study: Study, action: str, budget: float | None, cluster: Cluster, results: Results, say: Say) -> None:
+    """Show what is missing of ``study`` and, unless ``action`` is to plan it, start that.
+
+    Of two that do so at once, the second finds what the first has started.
+    """
+    with contextlib.ExitStack() as stack:
+        if action != "plan":
+            results.folder.mkdir(exist_ok=True)
+            stack.enter_context(files.locked(results.folder / ".study.lock", wait=True))
+        points, times = progress.of(study, results), known(results)
+        found = planned(points, cluster, times, AGAIN if action == "resume" else NEW)
+        if action == "resume":
+            found = [*unfinished(points, cluster, times, results, say), *found]
+        found = within(found, budget)
+        terminal.show(table(found, f"{study.name}: {study.about}"))
+        if action != "plan":
+            submit_all(found, cluster, results, say)
+            say(f"'python main.py study {study.name} status' shows what is done")
+
+
 def submit_all(found: Sequence[Planned], cluster: Cluster, results: Results, say: Say) -> None:
     """Start the jobs of ``found``, target by target."""
     new = [one.job for one in found if one.again is None]
@@ -175,11 +229,9 @@ def submit_all(found: Sequence[Planned], cluster: Cluster, results: Results, say
     resubmit.start([one.again for one in found if one.again], cluster, results, say)
 
 
-def unfinished(
-    progress: Sequence[Progress], cluster: Cluster, known: Known, results: Results, say: Say
-) -> list[Planned]:
+def unfinished(points: Sequence[Progress], cluster: Cluster, known: Known, results: Results, say: Say) -> list[Planned]:
     """Return the next attempts at what ended unfinished, with more time or memory where that was missing."""
-    ids = {one.run_id for one in progress if one.state == MISSING and one.run_id}
+    ids = {one.run_id for one in points if one.state == MISSING and one.run_id}
     look = state.look(results)
     ended = [seen for seen in look.runs if seen.id in ids]
     decided = resubmit.decide(ended, look.runs, set(), None)
@@ -187,7 +239,7 @@ def unfinished(
     for decision in decisions:
         say(f"{decision.seen.id}: {decision.words}")
     due: dict[str, int] = {}  # sessions of one point stay apart
-    for one in progress:
+    for one in points:
         if one.state == MISSING:
             due[one.run_id] = max(one.point.delay, due.get(one.run_id, 0))
     found = []
@@ -209,7 +261,7 @@ def _within_limit(decision: Decision, cluster: Cluster) -> Decision:
     target = cluster.targets[job.target] if job else None
     if job is None or target is None or target.scheduler == "local" or asked is None:
         return decision
-    most = _most_minutes(job, target) or preflight.most_minutes(target.for_job(job).directives)
+    most = _most_minutes(job, target)
     if most is None or asked <= most:
         return decision
     if asked >= 2 * most:  # it is twice what was not enough

@@ -5,6 +5,7 @@ whether it is secret (MY_PAT, PGPASS), so only variables listed here or in the t
 """
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,7 +76,12 @@ def environment(target: Target, passed: Mapping[str, str] | None = None) -> Iter
 
 def passes(name: str, target: Target) -> bool:
     """Return whether sbatch and the jobs on ``target`` get the variable ``name`` of the calling shell."""
-    if name in target.pass_variables or name == "SLURM_CONF":
+    return name in target.pass_variables or _allowed(name)
+
+
+@functools.cache  # asked of each variable for each job
+def _allowed(name: str) -> bool:
+    if name == "SLURM_CONF":
         return True
     if variables.matches(name, OVERRULING) or name in variables.obeyed([name]):
         return False

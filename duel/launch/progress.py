@@ -1,13 +1,14 @@
 """What of a study is measured, and what is missing and why."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from duel import certificate
 from duel.catalogue import BENCHMARKS, MANY, PAIRED, PRESETS, WEAK
-from duel.job import Job
+from duel.job import SEED, Job
 from duel.launch import state
 from duel.launch.study import Study
 from duel.launch.views import RunView
@@ -79,7 +80,9 @@ def of(study: Study, results: Results) -> list[Progress]:
 def _measured(point: Job, rows: Sequence[Row], groups: Sequence[Outcome], merged: Sequence[Outcome]) -> _Measured:
     if point.framework != PAIRED:
         mine = [r for r in rows if r.status == FINISHED and r.framework == point.framework and is_of(point, r)]
-        return _Measured(min(1, len(mine)), _runs_of(mine))
+        repeats = Counter(run_id for run_id, _ in {(str(row.run_id), row.repeat) for row in mine})
+        whole = frozenset(name for name, count in repeats.items() if count >= PRESETS[point.preset].repeats)
+        return _Measured(min(1, len(whole)), whole)
     barred = _runs_of(row for one in groups if not one.shown and is_of(point, one.row) for row in _rows(one))
     shown = [one for one in merged if one.shown and is_of(point, one.row)]
     if not shown:
@@ -142,6 +145,7 @@ def _why(last: RunView | None, measured: _Measured) -> str:
 def is_of(point: Job, row: Row) -> bool:
     """Return whether ``row`` measures ``point``, in whichever session."""
     wanted: dict[str, object] = {"size": point.size or PRESETS[point.preset].size}
+    wanted |= {"weights": point.weights or f"seed {SEED}"}
     wanted |= {
         name: getattr(point, name) for name in ("benchmark", "use_case", "preset", "precision", "mode", "target")
     }

@@ -86,18 +86,22 @@ def show(records: Records, chosen: Sequence[Point]) -> None:
     """Show what would be measured, by which commands, and how long that takes."""
     lines = []
     for point in chosen:
-        lines.append([anchor(point.line), point.name, f"{point.seconds / 60:.1f}", spelled(point.job, None)])
+        measured = [row for pair in point.outcome.pairs for row in pair]
+        commits = ", ".join(sha[:12] for sha in _values(measured, "git_sha"))
+        minutes = f"{point.seconds / 60:.1f}"
+        lines.append([anchor(point.line), point.name, minutes, commits, spelled(point.job, None)])
     rows = [row for point in chosen for pair in point.outcome.pairs for row in pair]
     versions = [f"{row.framework} {row.framework_version}" for row in _one_of_each(rows)]
     versions += [f"Python {version}" for version in _values(rows, "python_version")]
-    commits = ", ".join(_values(rows, "git_sha"))
     hours = sum({point.job: point.seconds for point in chosen}.values()) / 3600
     notes = [
         f"{hours:.1f} hours on {', '.join(_values(rows, 'device_name'))}",
         f"published with {', '.join(versions)}",
-        f"at commit {commits}; docs/reproduce.md says how to get its code and versions",
+        "docs/reproduce.md says how to get the code of a commit, and these versions",
     ]
-    terminal.show(Table(["point", "what", "minutes", "command"], lines, notes, right=[2], title=[f"{records.name}:"]))
+    terminal.show(
+        Table(["point", "what", "minutes", "commit", "command"], lines, notes, right=[2], title=[f"{records.name}:"])
+    )
 
 
 def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: Say) -> bool:
@@ -181,6 +185,7 @@ def _elsewhere(before: Outcome, now: Outcome) -> str:
     versions = [f"{row.framework} {row.framework_version}" for row in others]
     pythons = set(_values(new, "python_version")) - set(_values(old, "python_version"))
     versions += [f"Python {version}" for version in sorted(pythons)]
+    versions += ["other code"] if set(_values(new, "code_sha256")) - set(_values(old, "code_sha256")) else []
     return ", ".join([*texts, *([f"with {', '.join(versions)}"] if versions else [])])
 
 

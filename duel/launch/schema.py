@@ -275,7 +275,7 @@ class Target(_Strict):
 
 def _lines(target: Target) -> list[str]:
     """Return every line of ``target`` in which placeholders are filled."""
-    parts = [target, *target.variants]
+    parts: list[Target | Variant] = [target, *target.variants]
     setups = [setup for part in parts for setup in (part.setup, getattr(part, "setup_instead", Setup()))]
     lines = [line for part in parts for line in (*part.directives, part.launcher or "")] + [target.node_launcher]
     return lines + [line for setup in setups for scope in SCOPES for line in getattr(setup, scope)]

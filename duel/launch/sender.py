@@ -39,7 +39,7 @@ JOB = """\
 cd -- {root} || exit 97
 unset PYTHONSAFEPATH  # the sender is found in the checkout
 warned=
-trap 'warned=1; kill -TERM "$sender"' USR2
+trap 'warned=1; kill -TERM "$sender"' {warning}
 trap 'kill -TERM "$sender"' TERM
 {python} -m duel.launch.sender &
 sender=$!
@@ -161,6 +161,7 @@ def _submit(target: Target, results: Results) -> str:
             root=shlex.quote(str(ROOT)),
             python=shlex.quote(sys.executable),
             left=LEFT,
+            warning=directives.warning_signal([*own, *target.sender]),
             submit=shlex.join(command),
         )
     )

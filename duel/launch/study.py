@@ -78,7 +78,7 @@ class Points(BaseModel):
     size: Annotated[tuple[str | None, ...], _each(options.chosen("size", options.SIZES))] = (None,)
     precision: Annotated[tuple[str, ...], _each(options.chosen("precision", tuple(PRECISIONS)))] = ("fp32",)
     mode: Annotated[tuple[str, ...], _each(options.mode_or_waterfall)] = (DEFAULT,)
-    batch_sizes: Annotated[tuple[int, ...], _each(options.batch_size)] = ()
+    batch_sizes: Annotated[tuple[int, ...], _each(options.batch_size_or_max)] = ()
     products: Annotated[tuple[str, ...], _each(options.product)] = ()
     scaling: Annotated[tuple[str, ...], _each(options.chosen("scaling", tuple(SCALINGS)))] = (WEAK,)
     devices: Annotated[tuple[int | None, ...], _each(options.count)] = (None,)
@@ -188,6 +188,12 @@ def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
         absent = dict.fromkeys(("device", "weights", "microbatch", "trials", *TRAINING))
         args = argparse.Namespace(**common, **dict(zip(crossed, values, strict=True)), **absent)
         found += plan.jobs(args, cluster, results)
+    for job in found:
+        target = cluster.target(job.target)[1].for_job(job)  # which refuses what the target cannot run
+        for framework in job.frameworks:
+            if getattr(target.python, framework) is None:
+                how = "give 'framework' and 'paired: false'"
+                raise UserError(f"target {job.target!r} has no interpreter for {framework}: {how}")
     return found
 
 
