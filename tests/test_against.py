@@ -1,5 +1,6 @@
 """What has changed since an earlier set: found, named, and rarely where nothing has."""
 
+import argparse
 import math
 import random
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from test_report import FULL, point, publish, results
 from test_sessions import session
 
+from duel.cli import commands
 from duel.errors import UserError
 from duel.report import against
 from duel.results import Results
@@ -77,7 +79,7 @@ def test_false_alarms_are_rare_over_all_points_and_quantities_together() -> None
 
 
 def test_three_percent_at_one_of_fifty_points_are_found_with_nine_sessions() -> None:
-    generator, runs = np.random.default_rng(0), 60
+    generator, runs = np.random.default_rng(0), 300
     hits = sum(simulated(generator, 50, 9, 1.03, 0.01)[0] == "faster" for _ in range(runs))
     assert hits / runs >= 0.92 - 2 * math.sqrt(0.92 * 0.08 / runs)
 
@@ -107,3 +109,16 @@ def test_a_set_is_compared_with_a_folder_a_set_or_a_commit(results: Results, tmp
     with pytest.raises(UserError, match=r"no folder with a results.csv, no published set, no commit"):
         against.earlier(results, "nothing", "planted")
     assert against.earlier(results, "HEAD", "cpu").name == "HEAD"
+
+
+@pytest.mark.parametrize(("before", "after", "code"), [(1.0, 0.5, 1), (1.0, 1.0, 0), (1.0, None, 2)])
+def test_the_exit_code_says_whether_something_became_slower(
+    results: Results, monkeypatch: pytest.MonkeyPatch, before: float, after: float | None, code: int
+) -> None:
+    """Or that nothing could be compared, which is no success."""
+    monkeypatch.setattr(commands.gc, "disable", lambda: None)
+    for name, factor in (("before", before), ("after", after)):
+        means = [(factor or 1.0) * (1 + 0.001 * hour) for hour in range(3 if factor else 1)]
+        publish(results, *(session([mean], 2.0 * hour, pair="p", **FULL) for hour, mean in enumerate(means)), name=name)
+    args = argparse.Namespace(name=["after"], against="before", live=False)
+    assert commands.report(args, results) == code

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from duel.catalogue import BENCHMARKS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
-from duel.report import appendix, figure_data, markdown, points, prose, published
+from duel.report import appendix, figure_data, markdown, points, prose, published, records
 from duel.report.figure_data import label
 from duel.report.pairs import outcomes
 from duel.report.sessions import over_sessions
@@ -300,3 +301,42 @@ def test_the_roof_is_the_higher_one_that_either_side_measured() -> None:
     (outcome,) = over_sessions(outcomes(judged(rows)))
     found = list(figure_data._roofline(outcome, points.lines([outcome])[0]))
     assert {one["product_flops_per_second"] for one in found} == {3e12}
+
+
+def test_what_else_the_device_did_is_counted_beside_a_set(results: Results) -> None:
+    """Failed measurements and searches cost device-hours, too."""
+    failed = [row.replace(status="failed", comparable=None) for row in rows([1.5] * 4, group="f", run_id="failed")]
+    trial = [
+        row.replace(comparable=None) for row in rows([1.5], group="t", run_id="jax_mnist_1_trials", preset="smoke")
+    ]
+    waits = [row.replace(started=None, status="queued") for row in rows([1.5], group="w", run_id="waits", pair="w")]
+    publish(results, rows([1.5] * 4), failed, trial, waits)
+    publish(results, rows([1.5] * 4), trial, rows([1.2] * 4, pair="p2", group="m", run_id="more"))  # failed is gone
+    found = records.published(results, "cpu")
+    assert len(found.rows) == 16
+    text = " ".join(appendix.paragraphs([found]))
+    assert "Cost: 0.27 device-hours in 16 rows, all finished; 0.27 hours one after the other." in text
+    assert "Beside them 0.17 device-hours in 10 rows that are no part of it: 0.13 in 8 that did not finish" in text
+    (results.folder / "published" / "cpu" / "outside.csv").write_text("run_id,row\nx,y\n")
+    assert records.published(results, "cpu").outside == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"throughput": math.nan}, {"throughput": math.inf}, {"throughput": 0.0}, {"blocks": 1}]
+)
+def test_what_is_no_figure_is_none_in_a_published_table(results: Results, change: dict[str, float]) -> None:
+    bad = rows([1.5] * 4, pair="p2", group="bad", run_id="bad", batch_size=8)
+    bad[2] = bad[2].replace(**change)
+    publish(results, rows([1.5] * 4), bad)
+    folder = results.folder / "published" / "cpu"
+    good, line = sorted(points.read(folder / "ratios.csv"), key=lambda line: line.ratio is None)
+    assert good.ratio == pytest.approx(1.5)
+    assert line.ratio is None
+    table = (folder / "README.md").read_text()
+    if math.isfinite(change.get("throughput", 1.0)):
+        assert line.jax_throughput is None
+        assert "jax in bad, row 2" in line.why
+    else:  # no row has such a value: it is damaged
+        assert line.why == "pair 2 of 4 lacks a row"
+    assert line.why in table
+    assert not re.search(r"\b(nan|inf|0) images", table)

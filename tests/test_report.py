@@ -168,7 +168,7 @@ def opened(browser: Browser, path: Path, width: int, **options: Any) -> tuple[Pa
     return shown, wrong
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (360, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1600, "dark"), (360, "light"), (360, "dark")])
 def test_the_page_opens_from_disk_and_draws_its_charts(
     results: Results, browser: Browser, width: int, scheme: str
 ) -> None:
@@ -206,8 +206,12 @@ def test_the_page_opens_from_disk_and_draws_its_charts(
     shown.keyboard.press("Enter")
     assert shown.locator("#points details[open]").count() == 2
     if width == 1600:
-        printed = shown.pdf()
-        assert printed.startswith(b"%PDF")
+        assert shown.pdf().startswith(b"%PDF")
+        shown.emulate_media(media="print", color_scheme=scheme)  # type: ignore[arg-type]  # one of its words
+        body = "getComputedStyle(document.body)"
+        assert shown.evaluate(f"{body}.backgroundColor") == "rgb(255, 255, 255)"
+        assert shown.evaluate(f"{body}.color") == "rgb(0, 0, 0)"
+        assert not shown.locator("nav").is_visible()
     shown.close()
 
 
@@ -303,6 +307,7 @@ def test_a_hundred_thousand_rows_are_a_small_page(results: Results) -> None:
         many += [dataclasses.replace(row, **names, group=f"{row.group}-{number}") for row in rows]
     folder = results.folder / "published" / "many"
     folder.mkdir(parents=True)
+    (folder / "ratios.csv").write_text("of an older version, or damaged")  # the rows alone count
     write_rows(folder / "results.csv", judged(many))
     report = written(results, records.published(results, "many"))
     assert (report / "index.html").stat().st_size < 3_000_000

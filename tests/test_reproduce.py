@@ -55,6 +55,7 @@ def test_each_point_with_a_ratio_is_listed_with_its_command(
     assert "--benchmark mnist --use_case 1 --paired" in said
     assert "--sessions" not in said, "one session is what it runs, and what the minutes are of"
     assert "hours on planted" in said
+    assert "0" * 12 in said, "the commit of each point"
     (one,) = reproduce.points(records, [anchor(chosen[1].line)], "h100")
     assert (one.line.benchmark, one.job.target) == ("bert", "h100")
     reproduce.show(records, [one])
@@ -72,6 +73,7 @@ def test_each_point_with_a_ratio_is_listed_with_its_command(
         (1.6, {}, "differs"),
         (1.4, {"device_name": "another"}, "differs (on another)"),
         (1.5, {"framework_version": "9.9"}, "agrees (with jax 9.9, pytorch 9.9)"),
+        (1.5, {"code_sha256": "d" * 64}, "agrees (with other code)"),
     ],
 )
 def test_one_more_session_agrees_where_it_lies_in_the_prediction_interval(

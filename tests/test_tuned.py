@@ -7,14 +7,21 @@ from pathlib import Path
 
 import pytest
 from conftest import Main, clean_environment, interpreter, rows_of
+from scipy import stats
 
 from duel import ROOT, modes, tuned
-from duel.catalogue import FRAMEWORKS, TRIAL
+from duel.catalogue import CLAIM_SESSIONS, FRAMEWORKS, TRIAL
 from duel.files import Damaged
 from duel.job import Job
 from duel.record import Row
+from duel.report import against, points, ratios
+from duel.report.figure_data import label
+from duel.report.itself import level
+from duel.report.pairs import outcomes
+from duel.report.sessions import over_sessions
 from duel.results import Results
 from duel.states import FAILED, FINISHED
+from duel.table import read_rows
 from duel.tuned import Choice, Trial
 
 SET = "default+compile+channels_last+fused_optimizer"
@@ -177,3 +184,25 @@ def test_what_a_shipped_file_chooses_was_faster_than_default(file: Path) -> None
         assert choice.mode == tuned.chosen(choice.trials), choice.point
     points = {name: {one.point[1:] for one in stored.choices if one.framework == name} for name in FRAMEWORKS}
     assert points["jax"] == points["pytorch"]
+
+
+def test_the_published_sets_of_this_repository_are_such_as_they_should_be() -> None:
+    """A framework against itself differs by chance alone, and what a search chose is not slower than the default."""
+    for file in sorted((ROOT / "results" / "published").glob("*/results.csv")):
+        found = over_sessions(outcomes(read_rows(file)))
+        lines = points.lines(found)
+        for framework in FRAMEWORKS:
+            differs, known = points.against_itself(lines, framework)
+            assert stats.binom.sf(differs - 1, known, 0.05) > 0.05, f"{framework} differs from itself at {differs}"
+        by_line = {id(line): outcome for line, outcome in zip(lines, found, strict=True)}
+        slower, chances = [], []
+        for by_mode in points.by_mode(lines).values():
+            for place, framework in enumerate(FRAMEWORKS if {"default", "tuned"} <= by_mode.keys() else ()):
+                both = (by_line[id(by_mode[mode])].sessions for mode in ("default", "tuned"))
+                logs = [[level([pair[place] for pair in session]) for session in sessions] for sessions in both]
+                if min(map(len, logs)) >= CLAIM_SESSIONS:
+                    factor, _, _, p = against._welch(*logs)
+                    slower.append((framework, label(by_mode["tuned"]), factor))
+                    chances.append(p)
+        wrong = [one for one, p in zip(slower, ratios.holm(chances), strict=True) if p < 0.05 and one[2] < 1]
+        assert wrong == [], "slower in tuned"

@@ -1,17 +1,22 @@
 """Points of several versions, sets, devices and batch sizes: none is taken for another, in tables, figures or words."""
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
+from conftest import Main
 from test_comparability import judged
 from test_report import LATENCY, lines, point, publish, results, written
+from test_waterfall import CPU, switches
 
 from duel.record import Row
-from duel.report import figures, latex, markdown, points, prose
+from duel.report import figures, latex, markdown, page, points, prose
 from duel.report.pairs import outcomes
 from duel.report.points import Line
 from duel.report.sessions import over_sessions
+from duel.report.waterfall import FIRST
 from duel.results import Results
 
 __all__ = ["results"]  # the fixture
@@ -151,3 +156,73 @@ def test_hardware_is_named_for_each_device(results: Results) -> None:
     text = " ".join(prose.appendix.paragraphs([publish(results, point(1.5), other)]))
     assert "Hardware of planted: planted, unknown CPU" in text
     assert "Hardware of planted: another, unknown CPU" in text
+
+
+def test_the_page_says_of_a_point_what_the_tables_say(results: Results) -> None:
+    found = publish(results, point(1.5, 1, 4), point(1.5, benchmark="bert", pair="b"))
+    text = (written(results, found) / "index.html").read_text()
+    assert "no verdict within this session: JAX / PyTorch 1.49" in text
+    assert "JAX is faster: JAX / PyTorch 1.5" in text
+    assert text.count("JAX is faster: JAX / PyTorch") == 1, "that of three sessions"
+    outcome, line = found.found[1]
+    starred = line.__class__(**vars(line) | {"p_holm": 0.2})
+    assert page._point(outcome, starred)["verdict"].startswith("JAX is faster*: JAX / PyTorch 1.5")
+    assert points.NOT_ALONE_MEANS in page.html([replace(found, found=[(outcome, starred)])], {}, [])
+
+
+def test_a_point_shows_how_many_trials_its_switches_come_from(results: Results) -> None:
+    found = publish(results, point(1.5, mode="tuned", tuning="the best of 5 by tune_mnist_1"))
+    assert "jax tuned: the best of 5 by tune_mnist_1" in (written(results, found) / "index.html").read_text()
+
+
+def test_the_floor_of_single_pairs_is_that_of_a_framework_against_itself(results: Results) -> None:
+    same = {"switches": "none", "execution": "compiled"}
+    found = publish(results, point(1.5, 3, 1, **same), point(1.503, 3, 1, mode="tuned", pair="t", **same))
+    floors = {line["mode"]: line["floor"] for line in lines(written(results, found), "ratios")}
+    assert floors["default"] == ""
+    assert float(floors["tuned"]) > 1.0
+
+
+def test_a_scaling_is_drawn_with_its_baseline(results: Results) -> None:
+    many = {"use_case": 2, "scaling": "weak"}
+    two = point(0.9, device_count=2, scaling_efficiency=0.8, pair="two", **many)
+    folder = written(results, publish(results, two, point(1.0, device_count=1, pair="one", **many), point(1.0)))
+    drawn = {(line["devices"], line["efficiency"]) for line in lines(folder, "scaling")}
+    assert drawn == {("1", "1.0"), ("2", "0.8")}
+
+
+def test_devices_stand_beside_each_other_in_one_table(results: Results) -> None:
+    one = publish(results, point(1.5, device_name="one"), name="one")
+    other = publish(results, point(0.5, device_name="other", target="there"), name="other")
+    (row,) = (written(results, one, other) / "tables" / "devices.md").read_text().splitlines()[2:]
+    assert re.fullmatch(r"\| mnist .* \| default \| 1\.500 \[.*\] JAX \| 0\.500 \[.*\] PyTorch \|", row)
+    assert not (written(results, one) / "tables" / "devices.md").exists()
+
+
+def test_the_text_of_a_report_has_its_headings(results: Results) -> None:
+    text = (written(results, publish(results, point(1.5))) / "report.md").read_text()
+    heads = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert heads == ["Summary", "Method", "Why", "Recommendations", "Limits", "References", "Artifact"]
+
+
+def test_a_waterfall_is_drawn(results: Results) -> None:
+    rows = []
+    for mode in CPU:
+        compiled = mode == "default+compile" or (mode.startswith("tuned") and mode != "tuned-compile")
+        change = {"benchmark": "resnet50", "mode": mode, "pair": mode}
+        rows.append(
+            [
+                row.replace(switches=switches(mode, str(row.framework)))
+                for row in point(2.0 if compiled else 1.0, **change)
+            ]
+        )
+    folder = written(results, publish(results, *rows))
+    assert (folder / "figures" / "switches.svg").exists()
+    factors = {line["switch"]: float(line["factor"]) for line in lines(folder, "switches") if line["order"] == FIRST}
+    assert factors["compile"] == pytest.approx(2.0, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name, how in page.HOW.items() if how.startswith("python main.py --bench")])
+def test_the_command_for_a_figure_without_data_is_accepted(main: Main, name: str) -> None:
+    ran = main(*page.HOW[name].split()[2:], "--dry_run")
+    assert ran.returncode == 0, ran.stderr

@@ -31,7 +31,9 @@ def paragraphs(sets: Sequence[Records]) -> list[str]:
         failed = [hour for hour, row in zip(hours, rows, strict=True) if row.status != FINISHED]
         cost = f"{sum(hours):.2f} device-hours in {len(rows)} rows"
         cost += f", of which {sum(failed):.2f} in {len(failed)} that did not finish" if failed else ", all finished"
-        texts.append(f"Cost: {cost}. Set-up takes 7 GB of disk and about ten minutes of downloads.")
+        wall = sum(map(seconds, rows)) / 3600
+        texts.append(f"Cost: {cost}; {wall:.2f} hours one after the other.{_outside(records)}")
+        texts.append("Set-up: 7 GB of disk, and downloads of as much.")
         spreads = [line.spread for line in records.lines if line.spread is not None]
         if spreads:
             texts.append(f"Variation: sessions of one point vary by at most {max(spreads):.1%} (standard deviation).")
@@ -147,6 +149,18 @@ def _environment(records: Records, runs: Sequence[str]) -> _Environment:
         except Damaged as error:
             warn(f"{run_id}: {error}")
     return _Environment()
+
+
+def _outside(records: Records) -> str:
+    """Return what the device did beside the rows of a published set, as ``published`` notes it; empty if nothing."""
+    hours = [hours for _, hours in records.outside]
+    failed = [hours for status, hours in records.outside if status != FINISHED]
+    if not hours:
+        return ""
+    return (
+        f" Beside them {sum(hours):.2f} device-hours in {len(hours)} rows that are no part of it: {sum(failed):.2f} in "
+        f"{len(failed)} that did not finish, the others of searches, certificates or single sides."
+    )
 
 
 def _hours(row: Row) -> float:

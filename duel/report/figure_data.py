@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from duel.catalogue import FRAMEWORKS, INFERENCE, USE_CASES
+from duel.catalogue import FRAMEWORKS, INFERENCE, MANY, USE_CASES
 from duel.files import digest
 from duel.modes import MODES
 from duel.record import Row
@@ -69,9 +69,20 @@ def ratio_records(line: Line) -> Iterator[Record]:
     if line.ratio is None:
         return
     names = ("ratio", "low", "high", "another_low", "another_high", "floor", "sessions", "pairs", "interval")
-    common = {name: getattr(line, name) for name in names} | {"verdict": line.marked}
+    common = {name: getattr(line, name) for name in names} | {"verdict": line.marked, "floor": _floor(line)}
     for number, ratio in enumerate(line.each_session, 1):
         yield common | {"session": number, "session_ratio": ratio}
+
+
+def _floor(line: Line) -> float | None:
+    """Return the noise floor or, if sessions have no two pairs, the farther end of a framework against itself."""
+    ends = [
+        end
+        for framework in FRAMEWORKS
+        if (low := getattr(line, f"{framework}_itself_low")) is not None
+        for end in (1 / low, getattr(line, f"{framework}_itself_high"))
+    ]
+    return max(ends, default=None) if line.floor is None else line.floor
 
 
 def _itself(outcome: Outcome, line: Line) -> Iterator[Record]:
@@ -100,11 +111,11 @@ def _latency(outcome: Outcome, line: Line) -> Iterator[Record]:
 
 
 def _scaling(outcome: Outcome, line: Line) -> Iterator[Record]:
-    if (line.devices or 1) == 1 or line.ratio is None:
+    if outcome.row.use_case not in MANY or line.ratio is None:
         return
     for framework, rows in _sides(outcome):
         found = {"framework": framework, "throughput": _median(rows, "throughput"), "unit": line.throughput_unit}
-        yield found | {"efficiency": _median(rows, "scaling_efficiency")}
+        yield found | {"efficiency": 1.0 if line.devices == 1 else _median(rows, "scaling_efficiency")}
 
 
 def _start(outcome: Outcome, line: Line) -> Iterator[Record]:

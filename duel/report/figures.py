@@ -37,7 +37,7 @@ Draw = Any  # Callable[[pd.DataFrame], Panels], with the name that every functio
 def ratios(data: pd.DataFrame) -> Panels:
     """JAX / PyTorch: its interval (thick), what another session may show (thin), and a tick for each session.
 
-    Gray: the noise floor of each point, and the band from 1/1.05 to 1.05. A verdict with * counts as undecided.
+    Gray: how far a framework differs from itself, if known, and 1/1.05 to 1.05. A verdict with * counts as undecided.
     """
     known = data.verdict.str.extract(rf"^({'|'.join(VERDICTS)})(?!\*)", expand=False)
     data = data.assign(kind=known.fillna("undecided"))
@@ -208,19 +208,19 @@ def training(data: pd.DataFrame) -> Panels:
         found = part.groupby("framework").accuracy.first().dropna()
         accuracy = "".join(f"; held-out accuracy of {name} {value:.3f}" for name, value in found.items())
         y = alt.Y("loss:Q", title="training loss").scale(type="log" if (part.loss > 0).all() else "linear")
-        curves = part[["framework", "step", "loss"]]
+        curves = part[["framework", "step", "loss", "id"]]
         panels.append(panel([alt.Chart(curves).mark_line().encode(x="step:Q", y=y, color=sides())], title + accuracy))
     return panels
 
 
 def learning(data: pd.DataFrame) -> Panels:
-    """Held-out top-1 accuracy of trainings against epochs, seconds and joules; a line for each training."""
+    """Held-out top-1 accuracy of trainings against steps, seconds and joules; a line for each training."""
     panels = []
     for title, part in split(titled(data, "point", "mode"), "title"):
-        for column, name in (("epoch", "epochs"), ("seconds", "s of training"), ("joules", "J of training")):
+        for column, name in (("step", "steps"), ("seconds", "s of training"), ("joules", "J of training")):
             y = alt.Y("top1:Q", title="held-out top-1 accuracy").axis(format="%").scale(zero=False)
             x, each = alt.X(f"{column}:Q", title=name), ["seed:N", "group:N"]
-            lines = alt.Chart(part).mark_line().encode(x=x, y=y, detail=each)
+            lines = alt.Chart(part).mark_line(point=True).encode(x=x, y=y, detail=each, tooltip=["run_id:N", "epoch:Q"])
             if part[column].notna().any():
                 panels.append(panel([lines.encode(color=sides())], f"{title}: {name}"))
     return panels

@@ -104,6 +104,22 @@ def table(points: Sequence[Line]) -> str:
     )
 
 
+def side_by_side(points: Sequence[Line]) -> str:
+    """Return the ratios of each point and mode with a column for each device. Nothing is averaged over devices."""
+    devices = list(dict.fromkeys(line.device_name for line in points))
+    elsewhere = [name for name in POINT if name not in ("target", "device_kind", "device_name")]
+    found: dict[tuple[object, ...], dict[str, Line]] = {}
+    for line in points:
+        cells = found.setdefault(tuple(getattr(line, name) for name in (*elsewhere, "mode")), {})
+        cells[line.device_name] = max(line, cells.get(line.device_name, line), key=preference)
+    rows = []
+    for cells in found.values():
+        line = next(iter(cells.values()))
+        rows.append(_cells(*_what(line), line.mode, *(cells[name].short if name in cells else "" for name in devices)))
+    head = ["benchmark", "use case", "batch", "mode", *devices]
+    return "\n".join([_cells(*head), f"|{'---|' * len(head)}", *rows])
+
+
 def where(points: Sequence[Line]) -> str:
     """Return what was measured on, with which versions, and when."""
     if not points:

@@ -19,7 +19,7 @@ from duel.report import figures, markdown, profile_figures, prose
 from duel.report.command import again
 from duel.report.figure_data import Record, anchor, label, work
 from duel.report.pairs import Outcome, Session
-from duel.report.points import Line
+from duel.report.points import Line, legend
 from duel.report.records import Records
 
 MOST_POINTS = 200  # in the page; ratios.csv has the others
@@ -27,7 +27,7 @@ MOST_POINTS = 200  # in the page; ratios.csv has the others
 HOW = {
     "ratios": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3",
     "devices": "python main.py report --name ONE OTHER, with sets from several devices",
-    "itself": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3 --mode tuned, next to default",
+    "itself": "python main.py --benchmark mnist --use_case 1 --paired --sessions 3 --mode tuned",
     "throughput": "python main.py --benchmark mnist --use_case 5 --paired",
     "latency": "python main.py --benchmark mnist --use_case 5 --paired",
     "scaling": "python main.py --benchmark mnist --use_case 2 --paired --devices 2",
@@ -36,7 +36,7 @@ HOW = {
     "memory": "python main.py --benchmark mnist --use_case 1 --paired",
     "energy": "the same measurements where an energy counter can be read: NVML on GPUs, RAPL on CPUs",
     "roofline": "python main.py --benchmark mnist --use_case 1 --paired",
-    "switches": "python main.py --benchmark mnist --use_case 1 --paired --mode waterfall",
+    "switches": "python main.py --benchmark mnist --use_case 1 --paired --mode waterfall --device cpu",
     "training": "python main.py --benchmark mnist --use_case 1 --paired",
     "learning": "python main.py --benchmark mnist --use_case 1 --paired --dataset digits --seeds 5",
     **dict.fromkeys(profile_figures.DRAW, "python main.py --benchmark mnist --use_case 1 --paired --profile"),
@@ -73,6 +73,7 @@ def html(
             figures=drawn,
             points=[_point(outcome, line) for outcome, line in shown],
             points_left_out=more if len(found) > len(shown) else "",
+            meaning=legend(lines),
             sections=sections,
             specs={panel["id"]: panel["spec"] for figure in drawn for panel in figure["panels"]},
             config=figures.theme(alt.Chart().mark_point(), "currentColor", "transparent").to_dict()["config"],
@@ -157,7 +158,7 @@ def _point(outcome: Outcome, line: Line) -> dict[str, Any]:
     return {
         "id": anchor(line),
         "head": f"{work(line)}, {label(line)}, {line.mode}: {line.short}",
-        "verdict": outcome.verdict,
+        "verdict": f"{line.marked}: {outcome.figures}" if outcome.found else outcome.verdict,
         "notes": _notes(outcome, line),
         "columns": [*columns, "others' CPU time", "blocks left out", "runs"],
         "rows": [_session(number, pairs, ratio) for number, (pairs, ratio) in sessions] if outcome.shown else [],

@@ -5,7 +5,7 @@ import io
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 from duel import files
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.certificate import VERIFIED
+from duel.comparability import no_figure
 from duel.modes import DEFAULT, MODES
 from duel.report import ratios
 from duel.report.itself import across, itself, versions
@@ -32,62 +33,71 @@ POINT = (
 )
 
 
+def _means(text: str) -> Any:
+    """A column of ratios.csv, and what it holds."""
+    return field(metadata={"meaning": text})
+
+
 @dataclass(frozen=True)
 class Line:
     """One point of a published set. What is unknown or does not apply is empty."""
 
-    benchmark: str
-    size: str
-    precision: str
-    use_case: str
-    product: str
-    batch_size: int | None
-    microbatch: int | None
-    devices: int | None
-    nodes: int | None
-    scaling: str
-    weights: str
-    mode: str
-    target: str
-    device_kind: str
-    device_name: str
-    cpus: int | None  # available to a process
-    jax_version: str
-    pytorch_version: str
-    code: str  # the first digits of code_sha256
-    first_day: str
-    last_day: str
-    sessions: int
-    pairs: int
-    ratio: float | None  # JAX's throughput / PyTorch's
-    low: float | None
-    high: float | None
-    interval: str  # what it covers
-    another_low: float | None  # what one more session may show
-    another_high: float | None
-    spread: float | None  # standard deviation of the sessions' ratios, relative
-    session_ratios: str
-    floor: float | None
-    jax_itself: float | None  # consecutive processes of one session, or another mode with the same switches
-    jax_itself_low: float | None
-    jax_itself_high: float | None
-    pytorch_itself: float | None
-    pytorch_itself_low: float | None
-    pytorch_itself_high: float | None
-    p: float | None
-    p_holm: float | None  # among all points over sessions in this file
-    verdict: str
-    jax_throughput: float | None  # the median over processes
-    pytorch_throughput: float | None
-    throughput_unit: str
-    jax_start_seconds: float | None  # until the first step is done
-    pytorch_start_seconds: float | None
-    break_even_steps: float | None
-    proof: str
-    far_off: str
-    apart: str  # also measured at this point but not in its ratio
-    which: str  # of the lines of one point and mode, such as "1 of 2 kept apart"
-    why: str  # the reason if there is no ratio
+    benchmark: str = _means("name in the catalogue")
+    size: str = _means("tiny or full")
+    precision: str = _means("of products: fp32, tf32, bf16, fp16, framework_default")
+    use_case: str = _means("name in the catalogue")
+    product: str = _means("what was computed from per-sample gradients")
+    batch_size: int | None = _means("samples of a step")
+    microbatch: int | None = _means("samples whose gradients are computed at once")
+    devices: int | None = _means("devices of the job")
+    nodes: int | None = _means("nodes of the job")
+    scaling: str = _means("weak or strong, on many devices")
+    weights: str = _means("the seed or the file that the initial weights come from")
+    mode: str = _means("default, tuned, or default with switches")
+    target: str = _means("entry of cluster.yaml")
+    device_kind: str = _means("cpu, gpu, tpu or mps")
+    device_name: str = _means("name that the device reports")
+    cpus: int | None = _means("CPUs available to a process")
+    jax_version: str = _means("version of JAX")
+    pytorch_version: str = _means("version of PyTorch")
+    code: str = _means("the first digits of code_sha256")
+    first_day: str = _means("day of the first row")
+    last_day: str = _means("day of the last row")
+    sessions: int = _means("sessions in the ratio")
+    pairs: int = _means("pairs in the ratio")
+    ratio: float | None = _means("JAX's throughput / PyTorch's")
+    low: float | None = _means("lower end of the ratio's 95 % interval")
+    high: float | None = _means("upper end of it")
+    interval: str = _means("what the interval covers")
+    another_low: float | None = _means("lower end of what one more session may show, 95 %")
+    another_high: float | None = _means("upper end of it")
+    spread: float | None = _means("standard deviation of the sessions' ratios, relative")
+    session_ratios: str = _means("the ratio of each session")
+    floor: float | None = _means("noise floor: how far consecutive processes of one side and session differ")
+    jax_itself: float | None = _means(
+        "JAX against itself: consecutive processes of one session, or another mode with the same switches"
+    )
+    jax_itself_low: float | None = _means("lower end of its interval")
+    jax_itself_high: float | None = _means("upper end of its interval")
+    pytorch_itself: float | None = _means("PyTorch against itself, likewise")
+    pytorch_itself_low: float | None = _means("lower end of its interval")
+    pytorch_itself_high: float | None = _means("upper end of its interval")
+    p: float | None = _means("chance of a ratio as far from 1 if there were no difference")
+    p_holm: float | None = _means("the same among all points over sessions in this file, by Holm")
+    verdict: str = _means("which side is faster, equal within 5 %, undecided, or why there is no verdict")
+    jax_throughput: float | None = _means("median over JAX's processes")
+    pytorch_throughput: float | None = _means("median over PyTorch's processes")
+    throughput_unit: str = _means("unit of both")
+    jax_start_seconds: float | None = _means("seconds until JAX's first step is done")
+    pytorch_start_seconds: float | None = _means("seconds until PyTorch's first step is done")
+    break_even_steps: float | None = _means(
+        "steps after which the side that starts slower and runs faster has caught up"
+    )
+    proof: str = _means("what proves that both sides computed the same")
+    far_off: str = _means("processes far from all others of their side and session")
+    apart: str = _means("also measured at this point but not in its ratio")
+    which: str = _means("of the lines of one point and mode, such as 1 of 2 kept apart")
+    why: str = _means("the reason if there is no ratio")
 
     @property
     def short(self) -> str:
@@ -153,7 +163,10 @@ def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which
     one, other = outcome.pairs[0]
     found = outcome.found
     sides = [*zip(*outcome.pairs, strict=True)]
-    rates = [statistics.median(row.throughput or 0.0 for row in side) or None for side in sides]
+    rates = [
+        None if any(map(no_figure, side)) else statistics.median(row.throughput or 0.0 for row in side)
+        for side in sides
+    ]
     days = sorted(str(row.started)[:10] for side in sides for row in side if row.started) or [""]
     another = (found.another if found else None) or (None, None)
     return Line(

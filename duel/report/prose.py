@@ -35,7 +35,7 @@ TITLES = {
     "timeline": "A step in time",
 }
 GAIN = 1.1  # of 'tuned' over 'default', above which it is worth a sentence
-NO_PROFILE = "No point was profiled; --profile does it."
+NO_PROFILE = "No point was profiled (--profile)."
 NO_ADVICE = "None: no point was measured over three sessions."
 METHOD = """
 Each point is measured in pairs: a process of JAX and one of PyTorch, one after the other on the same device, in the
@@ -52,7 +52,7 @@ state); Barrett et al. 2017, doi:10.1145/3133876 (warm-up); Williams et al. 2009
 LIMITS = """
 A ratio holds for the devices, versions and modes given with it. Mode default is what a newcomer gets: PyTorch
 operation by operation, JAX compiled. Mode tuned is the fastest that a search with the same budget for both sides
-found. Of points, loading and augmenting data is not measured; of trainings to accuracy it is part.
+found. Points exclude loading and augmenting data; trainings to accuracy include it.
 """
 
 

@@ -1,6 +1,7 @@
 """Records kept in the repository: results/published/<name>/, and the tables made from them.
 
 results.csv     the rows, with the columns of results/results.csv
+outside.csv     what else the device did, by row: measurements that failed, searches, certificates
 ratios.csv      a line for each point: the outcome of its sessions (duel.report.points), from which all tables are made
 runs/<run>/     samples.jsonl: every timed block of each row with its conditions, and every call; the run's
                 environment.json and script.sh, without the checkout's path; the profiles of its rows, if any
@@ -20,7 +21,7 @@ from duel.catalogue import CLAIM_PAIRS, PRESETS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.record import Row
-from duel.report import markdown, points
+from duel.report import markdown, points, records
 from duel.report.pairs import Outcome, in_turn, outcomes
 from duel.report.sessions import claims, over_sessions
 from duel.report.waterfall import waterfalls
@@ -51,10 +52,10 @@ def publish(name: str, results: Results, say: Say) -> None:
 
 def _publish(folder: Path, results: Results, say: Say) -> None:
     """Add to the set in ``folder``; the caller holds its lock."""
-    before, rows = read_rows(folder / "results.csv"), merge(results, check=True)
+    before, merged = read_rows(folder / "results.csv"), merge(results, check=True)
     if before:
         write_tables(folder)  # a kill may have left those of fewer rows
-    new = _new(before, rows, results, say)
+    new = _new(before, merged, results, say)
     (folder / "parity").mkdir(parents=True, exist_ok=True)
     for source, target in _certificates(before, new, results, folder).items():
         if source.exists():  # a pair that is not comparable may have none
@@ -66,8 +67,20 @@ def _publish(folder: Path, results: Results, say: Say) -> None:
     for run_id in dict.fromkeys(str(row.run_id) for row in new):
         _keep(run_id, [row for row in rows if row.run_id == run_id], results, folder / "runs" / run_id)
     write_rows(folder / "results.csv", rows)
+    _note_outside(folder, rows, merged)
     write_tables(folder)
     say(f"{folder.relative_to(results.folder.parent)}: {len(rows)} rows, {len(new)} of them new")
+
+
+def _note_outside(folder: Path, rows: list[Row], merged: list[Row]) -> None:
+    """Note in ``folder`` what the device of its ``rows`` did besides, according to the ``merged`` results.csv."""
+    there, device = {(row.run_id, row.row) for row in rows}, _device(rows)
+    noted = {(one.run_id, one.row): one for one in records.read_outside(folder)}
+    for row in merged:
+        if row.run_id and row.row is not None and row.started and row.device_name in (device, None):
+            hours = round(records.seconds(row) * (row.device_count or 1) / 3600, 6)
+            noted[row.run_id, row.row] = records.Outside(row.run_id, row.row, str(row.status), hours)
+    records.write_outside(folder, (noted[key] for key in sorted(noted.keys() - there)))
 
 
 def _new(before: list[Row], rows: list[Row], results: Results, say: Say) -> list[Row]:
@@ -201,6 +214,6 @@ def draw(folder: Path) -> None:
 
     lines = points.read(folder / points.NAME)
     first = [line for modes in markdown.leading(lines)[: markdown.FIRST_POINTS] for line in modes.values()]
-    records = [figure_data.point(line) | record for line in first for record in figure_data.ratio_records(line)]
-    if records:
-        figures.whole(figures.ratios(pd.DataFrame(records))).save(str(folder / "ratios.svg"))
+    drawn = [figure_data.point(line) | record for line in first for record in figure_data.ratio_records(line)]
+    if drawn:
+        figures.whole(figures.ratios(pd.DataFrame(drawn))).save(str(folder / "ratios.svg"))

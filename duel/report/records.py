@@ -1,15 +1,19 @@
 """The records that a report is made from: a published set, or results.csv."""
 
+import csv
 import functools
+import io
 import json
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import astuple, dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from duel.errors import UserError
-from duel.files import Damaged, fitting
+from duel.files import Damaged, fitting, write_atomically
 from duel.record import Row
 from duel.report import points
 from duel.report.figure_data import Curve
@@ -20,6 +24,8 @@ from duel.results import Results
 from duel.table import merge, read_rows
 from duel.terminal import warn
 
+OUTSIDE = "outside.csv"
+
 
 @dataclass(frozen=True)
 class Records:
@@ -29,6 +35,7 @@ class Records:
     folder: Path  # where 'runs' is
     rows: list[Row]
     found: list[tuple[Outcome, Line]]
+    outside: list[tuple[str, float]] = field(default_factory=list)  # status and device-hours of rows beside a set
 
     @property
     def damaged(self) -> list[str]:
@@ -61,7 +68,38 @@ def published(results: Results, name: str) -> Records:
 
 def stored(name: str, folder: Path) -> Records:
     """Return the records of the results.csv in ``folder``."""
-    return _records(name, folder, read_rows(folder / "results.csv", strict=False))
+    found = _records(name, folder, read_rows(folder / "results.csv", strict=False))
+    return replace(found, outside=[(one.status, one.device_hours) for one in read_outside(folder)])
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A row that was measured on the device of a published set and is no part of it: failed, cancelled, of a search."""
+
+    run_id: str
+    row: int
+    status: str
+    device_hours: float
+
+
+def read_outside(folder: Path) -> list[Outside]:
+    """Return what ``write_outside`` wrote to ``folder``; none if it did not, or if that is damaged, which is said."""
+    try:
+        texts = csv.DictReader(io.StringIO((folder / OUTSIDE).read_text(), newline=""))
+        return msgspec.convert(list(texts), list[Outside], strict=False)
+    except FileNotFoundError:
+        return []
+    except (ValueError, csv.Error) as error:
+        warn(f"{folder.name}/{OUTSIDE} is damaged: {error}")
+        return []
+
+
+def write_outside(folder: Path, rows: Iterable[Outside]) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(one.name for one in fields(Outside))
+    writer.writerows(astuple(one) for one in rows)
+    write_atomically(folder / OUTSIDE, text.getvalue())
 
 
 def measured(results: Results, runs: Collection[str] | None = None) -> Records:

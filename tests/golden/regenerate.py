@@ -18,7 +18,7 @@ from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, script
 from duel.record import Row
-from duel.report import published
+from duel.report import points, published
 from duel.results import Results
 from duel.switches import SWITCHES
 
@@ -88,6 +88,12 @@ def columns() -> str:
     return "".join(f"| `{name}` | {unit} | {meaning} |\n" for name, unit, meaning in fields)
 
 
+def ratio_columns() -> str:
+    """The columns of ratios.csv as a Markdown table."""
+    lines = (f"| `{f.name}` | {f.metadata['meaning']} |\n" for f in dataclasses.fields(points.Line))
+    return "| column | meaning |\n|---|---|\n" + "".join(lines)
+
+
 def switches() -> str:
     """Every switch as a row of a Markdown table."""
     head = "| switch | of | on | for | values, the first by default | shown by | |\n|---|---|---|---|---|---|---|\n"
@@ -116,7 +122,7 @@ def main() -> None:
     (GOLDEN / "mistakes.txt").write_text(mistakes())
     readme = ROOT / "results" / "README.md"
     head, mark, _ = readme.read_text().partition("|---|---|---|\n")
-    readme.write_text(head + mark + columns())
+    readme.write_text(between(head + mark + columns(), "ratios", ratio_columns()))
     methodology = ROOT / "docs" / "methodology.md"
     methodology.write_text(between(methodology.read_text(), "switches", switches()))
     results = Results(ROOT / "results")
