@@ -216,11 +216,14 @@ def waterfall(benchmark: str, use_case: int, precision: str, device_kind: str) -
 
     A switch that needs another is turned on right after that one, and turned off with it.
     """
-    turned: dict[str, tuple[str, str]] = {}
+    found: dict[str, set[tuple[str, str]]] = {}
     for framework in FRAMEWORKS:
         here = (framework, benchmark, use_case, precision, device_kind)
         default, tuned = settings(DEFAULT, *here), settings(TUNED, *here)
-        turned |= {name: (value, tuned[name]) for name, value in default.items() if tuned[name] != value}
+        for name in (name for name, value in default.items() if tuned[name] != value):
+            found.setdefault(name, set()).add((default[name], tuned[name]))
+    # No mode turns a switch to other values on the two sides: such a one is left over.
+    turned = {name: values.pop() for name, values in found.items() if len(values) == 1}
     if len(turned) == 1:  # before all others and after them are the same
         return [Turn(switch, (DEFAULT, TUNED), (DEFAULT, TUNED)) for switch in turned]
     needs = {one.name: one.needs for one in SWITCHES if one.name in turned and one.needs in turned}

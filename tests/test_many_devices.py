@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -286,7 +287,9 @@ def test_the_plan_comes_first(main: Main, checkout: Path) -> None:
     said = main("--benchmark", "mnist,gnn", "--use_case", "1,inference,4", *SMOKE, "--dry_run")
     assert said.returncode == 0, said.stderr
     plan, _, _ = said.stdout.partition("\n# slurm_scripts/")
-    lines = [line.split("  ") for line in plan.splitlines()]
+    *table, hours = plan.splitlines()
+    assert re.fullmatch(r"(about|at least) [\d.]+ device-hours", hours)
+    lines = [line.split("  ") for line in table]
     assert [[word.strip() for word in line if word] for line in lines] == [
         ["benchmark", "use case", "mode", "frameworks", "devices", "rows"],
         *(

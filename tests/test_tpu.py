@@ -92,7 +92,7 @@ def test_pytorch_without_torch_xla_is_refused_before_anything_is_sent(main: Main
     path = checkout / "cluster.yaml"
     path.write_text(path.read_text().replace("pytorch: null", "pytorch: .venv/pytorch/bin/python"))
     said = "'.venv/pytorch/bin/python' has no torch_xla, which pytorch needs to compute on a tpu; "
-    remedy = "name an interpreter that has it, or null, or use --framework jax"
+    remedy = "name an interpreter that has it, or null to leave pytorch out"
     refused(
         main(*MNIST, "--target", "tpu", "--framework", "pytorch"),
         f"cluster.yaml: targets.tpu.python.pytorch: {said}{remedy}",

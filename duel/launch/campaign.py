@@ -103,7 +103,7 @@ def told(jobs: Sequence[Job], cluster: Cluster, results: Results) -> list[str]:
         target = cluster.targets[job.target]
         found.append(Planned(job, times.job(job), _devices(job, target), most_minutes=_most_minutes(job, target)))
     least = "at least" if any(one.estimate.source in UNCERTAIN for one in found) else "about"
-    texts = [f"{least} {sum(one.device_hours for one in found):.1f} device-hours"]
+    texts = [f"{least} {sum(one.device_hours for one in found):.2g} device-hours"]
     if long := sum(one.is_too_long for one in found):
         how = "'resubmit' goes on with the rows left; 'main.py study' cuts jobs to the limit"
         texts.append(f"{long} of {len(jobs)} scripts take longer than their target's limit: {how}")
