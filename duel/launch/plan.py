@@ -68,8 +68,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                     raise
                 warn(f"{benchmark}, use case {use_case}: left out, {error}")
                 continue
-            options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
-            options |= {option: getattr(args, option) for option in TRAINING}
+            options = _options(args, use_case)
             if MAX in args.batch_sizes:
                 most = _largest(args, benchmark, use_case, name, frameworks, results)
                 options |= {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
@@ -93,6 +92,12 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
     if args.sessions and PRESETS[args.preset].pairs < CLAIM_PAIRS:
         warn(f"--preset {args.preset} claims no ratio, in however many sessions")
     return planned
+
+
+def _options(args: argparse.Namespace, use_case: int) -> dict[str, Any]:
+    """Return those of the options that the jobs of ``use_case`` take."""
+    options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
+    return options | {option: getattr(args, option) for option in TRAINING}
 
 
 def _largest(
