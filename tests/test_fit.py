@@ -241,10 +241,12 @@ def test_the_largest_batch_that_fits_both_sides_can_be_asked_for(
 
     rows = [tried("jax", 512), tried("jax", 640), tried("jax", 700, "failed"), tried("jax", 900, target="other")]
     monkeypatch.setattr(plan, "merge", lambda results: rows)
-    args = Namespace(size=None, preset="standard", precision="fp32", products=())
+    args = Namespace(size=None, preset="standard", precision="fp32", products=(), batch_sizes=(0, 8))
 
     def most(use_case: int, frameworks: list[str]) -> int:
-        return plan._largest(args, "mnist", use_case, "local", frameworks, Results(tmp_path))
+        found = plan._largest(args, "mnist", use_case, "local", frameworks, Results(tmp_path))["batch_sizes"]
+        assert found[1] == 8, "what was asked for by number stays"
+        return int(found[0])
 
     assert most(TRAIN, ["jax"]) == most(TRAIN_MANY, ["jax"]) == 640
     command = "python main.py fit --benchmark mnist --use_case 1 --size full --precision fp32 --target local"

@@ -62,7 +62,9 @@ def _tokenizer(folder: Path) -> Any:
     try:
         return ByteLevelBPETokenizer(*(str(folder / name) for name in TOKENIZER))
     except Exception as error:  # the library has no class of its own for a damaged file
-        raise DataError(f"{folder}: {' or '.join(TOKENIZER)} is damaged ({error}); download both again") from None
+        raise DataError(
+            f"{folder}: {' or '.join(TOKENIZER)} is damaged or cannot be read ({error}); download both again"
+        ) from None
 
 
 def _pairs(folder: Path, text: bytes) -> Tokens:

@@ -70,8 +70,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 continue
             options = _options(args, use_case)
             if MAX in args.batch_sizes:
-                most = _largest(args, benchmark, use_case, name, frameworks, results)
-                options |= {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
+                options |= _largest(args, benchmark, use_case, name, frameworks, results)
             usual = recipe(benchmark, args.dataset, None, None).batch_size if args.dataset else None
             _check_batches(options, nodes * devices, usual)
             planned += [
@@ -102,8 +101,9 @@ def _options(args: argparse.Namespace, use_case: int) -> dict[str, Any]:
 
 def _largest(
     args: argparse.Namespace, benchmark: str, use_case: int, target: str, frameworks: list[str], results: Results
-) -> int:
-    """Return the largest batch that 'main.py fit' found to fit ``target`` on all sides; on many devices, each.
+) -> dict[str, Any]:
+    """Return the batch sizes, with the largest that 'main.py fit' found to fit ``target`` on all sides for ``MAX``; on
+    many devices that is of each.
 
     Raises UserError if it has not tried one of them.
     """
@@ -122,7 +122,8 @@ def _largest(
         command = f"python main.py fit --benchmark {benchmark} --use_case {alone} --size {size}"
         command += f" --precision {args.precision} --target {target}"
         raise UserError(f"--batch_sizes max: not known for {' and '.join(sorted(missing))}; {command!r} finds it")
-    return min(most for (side, _), most in fits.items() if side in sides)
+    most = min(size for (side, _), size in fits.items() if side in sides)
+    return {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
 
 
 def _of_session(planned: list[Job], session: int, args: argparse.Namespace) -> list[Job]:

@@ -46,4 +46,6 @@ def save(entity: str, project: str) -> str:
     try:
         return str(built.save().url)
     except Exception as error:  # wandb may raise anything, including transport errors
-        raise UserError(f"Weights & Biases rejected the workspace: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(
+            f"Weights & Biases has not saved the workspace: {' '.join(str(error).split())[:200]}"
+        ) from error
