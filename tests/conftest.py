@@ -166,9 +166,9 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def start_slurm(*, accounting: bool, limits: bool = False) -> Iterator[SlurmCluster]:
+def start_slurm(*, accounting: bool, **more: bool) -> Iterator[SlurmCluster]:
     needs(missing_programs(), "slurm")
-    with SlurmCluster(accounting=accounting, limits=limits) as cluster:
+    with SlurmCluster(accounting=accounting, **more) as cluster:
         yield cluster
 
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 PROGRAMS = ("munged", "mungekey", "sbatch", "slurmctld", "slurmd", "slurmdbd", "mariadbd", "mariadb-install-db")
 NODES = ("h100-1", "h100-2", "cpu-1", "cpu-2", "tpu-1")
+MANY_NODES = tuple(f"many-{number}" for number in range(1, 65))
 
 # sched_interval, bf_interval: a job starts within a second. cred_expire: a requeued one does after 11 s, not 120 s.
-# SlurmdTimeout: a dead node shows after seconds. config_overrides: nodes may have more cores than this machine.
-# linuxproc, task/none: no cgroups are needed. Slurm wants a line for each setting; here they stand by topic.
+# SlurmdTimeout, MinJobAge: within seconds a dead node shows, and squeue forgets a job. config_overrides: nodes may have
+# more cores than this machine. linuxproc, task/none: no cgroups are needed. Slurm wants a line for each setting; here
+# they stand by topic.
 SETTINGS = """
 ClusterName=duel SlurmctldHost={host}(127.0.0.1) SlurmctldPort={port[slurmctld]} SlurmUser={user} SlurmdUser={user}
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
@@ -30,7 +32,7 @@ ProctrackType=proctrack/linuxproc TaskPlugin=task/none MpiDefault=none
 SelectType=select/cons_tres SelectTypeParameters=CR_Core_Memory DefMemPerCPU=1000
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio PreemptMode=REQUEUE
-OverTimeLimit=0 KillWait=5 MinJobAge={min_job_age} MessageTimeout={message_timeout} SlurmdTimeout=6 ReturnToService=2
+OverTimeLimit=0 KillWait=5 MinJobAge=4 MessageTimeout={message_timeout} SlurmdTimeout=6 ReturnToService=2
 JobAcctGatherType=jobacct_gather/linux JobAcctGatherFrequency=1
 GresTypes=gpu,tpu
 """
@@ -47,6 +49,11 @@ PartitionName=short Nodes=cpu-[1-2] MaxTime=1
 PartitionName=low Nodes=cpu-[1-2] PriorityTier=1
 PartitionName=urgent Nodes=cpu-[1-2]
 PartitionName=down Nodes=cpu-[1-2] State=DOWN
+"""
+
+MANY = """
+NodeName=many-[1-64] NodeAddr=127.0.0.1 Port=[{port[many-1]}-{port[many-64]}] CPUs=8 RealMemory=16000
+PartitionName=many Nodes=many-[1-64]
 """
 
 ACCOUNTING = """
@@ -94,25 +101,25 @@ class SlurmCluster:
     ``cpu-2``, with 60.
     Partitions: ``cpu`` (the default), ``h100``, ``tpu``; on the nodes of ``cpu`` also ``short`` (limit 1 minute),
     ``low``, whose jobs all others preempt, for instance those of ``urgent``, and ``down``, which starts none.
+    ``many``: also a partition of that name, of 64 nodes with 8 cores each.
     """
 
     def __init__(
-        self, *, accounting: bool = True, limits: bool = False, min_job_age: int = 4, message_timeout: int = 5
+        self, *, accounting: bool = True, limits: bool = False, message_timeout: int = 5, many: bool = False
     ) -> None:
-        """``limits``: those of sacctmgr hold. ``min_job_age``: s after which squeue forgets a job.
-        ``message_timeout``: s after which clients give up.
-        """
+        """``limits``: those of sacctmgr hold. ``message_timeout``: s after which clients give up."""
         self.accounting = accounting
+        self._nodes = (*NODES, *MANY_NODES) if many else NODES
         self._limits = LIMITS if limits else ""
         self.user = pwd.getpwuid(os.getuid()).pw_name  # root or not, all daemons and jobs are this user's
-        self._settings = {"min_job_age": min_job_age, "message_timeout": message_timeout, "user": self.user}
+        self._settings = {"message_timeout": message_timeout, "user": self.user}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "SlurmCluster":
         with contextlib.ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))  # short: a socket's path has at most 107 characters
             stack.callback(shutil.rmtree, self.folder)
-            names = ("mariadb", "slurmdbd", "slurmctld", *NODES)
+            names = ("mariadb", "slurmdbd", "slurmctld", *self._nodes)
             claim, ports = _claim_ports(len(names))
             stack.enter_context(claim)
             # A daemon dies with the thread that started it, so that must not be one that a test started.
@@ -186,11 +193,11 @@ class SlurmCluster:
             self.start_controller()
         if self.accounting and self._ended("slurmdbd"):
             self.start_accounting()
-        for name in filter(self._ended, NODES):
+        for name in filter(self._ended, self._nodes):
             self._start(name, "slurmd", "-D", "-N", name)
         self.run("scancel", f"--user={self.user}")
-        self._wait(lambda: not self.run("squeue", "--noheader").stdout, *NODES)
-        self._wait(lambda: self._free(*NODES), *NODES)
+        self._wait(lambda: not self.run("squeue", "--noheader").stdout, *self._nodes)
+        self._wait(lambda: self._free(*self._nodes), *self._nodes)
 
     def _start_all(self, port: dict[str, int]) -> None:
         password = secrets.token_hex(16)
@@ -209,16 +216,17 @@ class SlurmCluster:
             self.run("sacctmgr", "-i", "add", "user", self.user, "account=duel")
             self.run("sacctmgr", "-i", "modify", "user", self.user, "set", "defaultaccount=duel")  # root has another
         self.start_controller()
-        for name in NODES:
+        for name in self._nodes:
             self._start(name, "slurmd", "-D", "-N", name)
-        self._wait(lambda: self._free(*NODES), *NODES)
+        self._wait(lambda: self._free(*self._nodes), *self._nodes)
 
     def _configure(self, port: dict[str, int], password: str) -> None:
         host = socket.gethostname().partition(".")[0]
         values = self._settings | {"folder": self.folder, "host": host, "port": port, "password": password}
         accounting = self._limits + ACCOUNTING
         settings = SETTINGS + (accounting if self.accounting else "AccountingStorageType=accounting_storage/none")
-        slurm, slurmdbd = "\n".join(settings.split()) + MACHINES, "\n".join(SLURMDBD.split())
+        machines = MACHINES if self._nodes == NODES else MACHINES + MANY
+        slurm, slurmdbd = "\n".join(settings.split()) + machines, "\n".join(SLURMDBD.split())
         for name, text in {"slurm": slurm, "slurmdbd": slurmdbd, "gres": GRES}.items():
             path = self.folder / f"{name}.conf"
             path.touch(mode=0o600)  # slurmdbd insists, because of the password

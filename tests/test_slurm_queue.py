@@ -245,6 +245,24 @@ def test_one_element_of_an_array_can_be_cancelled_and_started_again(site: Site) 
     assert f"{chosen.launch().slurm_job_id}" not in left
 
 
+def test_slurm_requeues_one_element_of_an_array_and_leaves_the_others(site: Site) -> None:
+    ending(site, "    array: 10\n")
+    site.main("--benchmark", "mnist", "--use_case", "1", "--dataset", "digits", "--epochs", "1", DUEL_TAKES="8")
+    first, other = site.results.runs()
+    assert first.launch().array.rpartition("_")[0] == other.launch().array.rpartition("_")[0] != ""
+    site.wait(lambda: all(run.stored_status().state == "running" for run in (first, other)))
+    job = str(first.launch().slurm_job_id)
+    site.slurm.run("scontrol", "requeue", job)
+    site.wait(lambda: "PENDING" in site.slurm.run("squeue", "--array", "--noheader", "-j", job, "-o", "%T").stdout)
+    assert site.statuses()[first.id]["state"] == "queued"
+    site.wait(lambda: all(run.stored_status().state == "finished" for run in (first, other)), 120)
+    lives = ["REQUEUED", "COMPLETED"]
+    for run, expected in ((first, lives), (other, lives[1:])):
+        asked = ("sacct", "--duplicates", "-X", "-P", "-n", "-j", str(run.launch().slurm_job_id), "-o", "State")
+        site.wait(lambda asked=asked, expected=expected: site.slurm.run(*asked).stdout.split() == expected)
+    assert site.results.runs() == [first, other], "a requeued element is the same run"
+
+
 def test_an_array_that_reached_slurm_unseen_is_found_again(site: Site) -> None:
     site.target(*CPU, "--begin=now+1hour", more="    array: 10\n    sender: none\n")
     site.main(*FOUR)

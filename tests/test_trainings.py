@@ -15,6 +15,7 @@ import pytest
 import real_pictures
 from conftest import Main, rows_of
 from test_driver import wait_for
+from tokenizers import ByteLevelBPETokenizer
 from wandb_server import on_disk
 
 from duel import comparability, recipes, training_options
@@ -85,6 +86,21 @@ def test_both_sides_train_on_two_devices(main: Main, checkout: Path) -> None:
     assert (jax["device_count"], jax["scaling_efficiency"]) == ("2", "")
     assert jax["evidence_sha256"]
     assert abs(float(jax["top1"]) - float(pytorch["top1"])) < 0.03
+
+
+def test_each_side_s_environment_reads_byte_pairs(main: Main, checkout: Path) -> None:
+    folder = checkout / "data" / "text"
+    folder.mkdir(parents=True)
+    (folder / "train.txt").write_text("the same words, the same words again\n" * 600)
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train([str(folder / "train.txt")], vocab_size=280, show_progress=False)
+    tokenizer.save_model(str(folder))
+    options = ("--benchmark", "gpt2", "--size", "tiny", "--use_case", "1", "--dataset", "text_bpe", "--paired")
+    ran = main(*options, "--batch_sizes", "8", "--epochs", "1", "--wait")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    jax, pytorch = rows_of(checkout)
+    assert jax["comparable"] == pytorch["comparable"] == COMPARABLE
+    assert jax["seen_sha256"] == pytorch["seen_sha256"]
 
 
 def test_a_target_that_the_initial_weights_meet_is_met_after_an_epoch(main: Main, checkout: Path) -> None:
