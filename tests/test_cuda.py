@@ -14,29 +14,36 @@ from conftest import FRAMEWORKS_PYTHON, ROOT
 from duel.catalogue import BENCHMARKS
 
 LOWER = """
-import dataclasses, json, re, sys
+import dataclasses, importlib, json, os, re, sys
 from pathlib import Path
 sys.path.insert(0, str(Path(sys.argv[1]) / "jax"))
 sys.path.append(sys.argv[1])
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 import jax
+import numpy as np
+from jax.sharding import Mesh
 import devices, network, weights
+from _ahead import shapes_of
 from duel.catalogue import BENCHMARKS, USE_CASES
 from duel.measure import batches, parameters
-from duel.measure.device import Setting
-import importlib
+from duel.measure.device import Setting, World
 jax.config.update("jax_platforms", "cpu")
 device = devices.select("cpu")
+jax.make_mesh = lambda shape, names: Mesh(np.array(jax.devices()), names)  # both are this process's
+network.Network._put = shapes_of
 found = {}
 for name in sys.argv[2].split(","):
     entry = dataclasses.replace(BENCHMARKS[name], dataset="synthetic")
     pool = batches.pool(entry, "tiny", 4, 0, Path("none"))
-    for case, product in ((1, ""), (3, "clipped_sum"), (5, "")):
+    per_sample = [(3, product) for product in ("clipped_sum", "norms", "materialised")]
+    for case, product in ((1, ""), (2, ""), *per_sample, (4, "clipped_sum"), (5, "")):
         use_case = USE_CASES[case]
+        world = World(0, 2 if case in (2, 4) else 1)
         kind = getattr(importlib.import_module(use_case.module), use_case.work)
-        shapes = weights.shapes(network.build(entry, "tiny", case == 3))
+        shapes = weights.shapes(network.build(entry, "tiny", bool(product)))
         for precision in ("fp32", "tf32", "bf16", "fp16"):
-            work = kind(Setting(entry, "tiny", precision, device, product=product, microbatch=2 if product else 0),
-                        pool, parameters.initialise(shapes, 0))
+            setting = Setting(entry, "tiny", precision, device, world, product=product, microbatch=2 if product else 0)
+            work = kind(setting, pool, parameters.initialise(shapes, 0))
             text = work._trace().lower(lowering_platforms=("cuda",)).as_text()
             kinds = {}
             for line in text.splitlines():
@@ -47,26 +54,29 @@ for name in sys.argv[2].split(","):
                     said = sorted(set(marks)) or ["-"]
                     key = "/".join(sorted(set(one))) + " " + "/".join(said)
                     kinds[key] = kinds.get(key, 0) + 1
-            found[f"{name} {case} {precision}"] = kinds
+            reductions = text.count("stablehlo.all_reduce")
+            found[f"{name} {case}{product} {precision}"] = {"products": kinds, "reductions": reductions}
 print(json.dumps(found))
 """
 
 
 @functools.cache
-def lowered(names: str) -> dict[str, dict[str, int]]:
+def lowered(names: str) -> dict[str, dict[str, Any]]:
     command = [FRAMEWORKS_PYTHON[0], "-c", LOWER, str(ROOT), names]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    found: dict[str, dict[str, int]] = json.loads(ran.stdout.splitlines()[-1])
+    found: dict[str, dict[str, Any]] = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_product_has_the_types_and_marks_of_its_precision(name: str) -> None:
     found = lowered(name)
-    assert len(found) == 12
-    for cell, kinds in found.items():
-        precision = cell.split()[2]
+    assert len(found) == 28
+    for cell, program in found.items():
+        _, work, precision = cell.split()
+        assert (program["reductions"] > 0) == (work[0] in "24"), "many devices have one sum, others none"
+        kinds = program["products"]
         assert sum(kinds.values()) > 0, cell
         for kind in kinds:
             types, marks = kind.split()
