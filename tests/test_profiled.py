@@ -7,6 +7,7 @@ from conftest import Main
 from wandb_server import on_disk
 
 from duel import kinds, profile
+from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.job import Job
 from duel.measure import profiled
 from duel.measure.device import ALONE
@@ -135,6 +136,24 @@ def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(m
     assert [script.name for script in scripts] == ["in_jax.py", "in_pytorch.py"]
     assert all(len(script.read_text().splitlines()) <= 80 for script in scripts)
     assert "alone" in again.stdout
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["default", "tuned"])
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_nearly_all_of_a_step_is_of_a_known_kind(main: Main, checkout: Path, benchmark: str, mode: str) -> None:
+    options = ("--benchmark", benchmark, "--use_case", "1", "--preset", "smoke", "--size", "tiny", "--mode", mode)
+    ran = main(*options, "--paired", "--profile", "--wait")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    (run,) = Results(checkout / "results").runs()
+    for number, framework in enumerate(FRAMEWORKS):
+        found = profile.read(run.folder, number)
+        assert found is not None
+        assert (found.framework, found.why) == (framework, "")
+        assert sum(part.seconds for part in found.parts) == pytest.approx(found.traced_seconds, rel=0.02)
+        shares = {part.kind: found.seconds(kind=part.kind) / found.traced_seconds for part in found.parts}
+        print(f"{benchmark}, {mode}, {framework}: {found.explained:.2%} explained;", shares)
+        assert found.explained >= 0.95
 
 
 def test_rows_without_a_profile_are_not_explained(main: Main) -> None:
