@@ -255,6 +255,8 @@ def test_latex_compiles_the_table(results: Results, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=folder / "tables", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
     assert "Output written on main.pdf" in done.stdout
+    headings = re.findall(r"\\emph\{(.*)\}\} ", (folder / "tables" / "ratios.tex").read_text())
+    assert len(headings) == len(set(headings)) > 1
 
 
 def test_what_cannot_be_reported_is_refused_and_said(results: Results, tmp_path: Path) -> None:

@@ -34,19 +34,23 @@ ESCAPES = {
 }
 
 
+def _row(line: Line) -> str:
+    ratio = "{--}" if line.ratio is None else f"{line.ratio:.3f}"
+    ends = "" if line.low is None or line.high is None else rf"\numrange{{{line.low:.3f}}}{{{line.high:.3f}}}"
+    floor = "{--}" if line.floor is None else f"{line.floor:.3f}"
+    cells = [escaped(label(line)), escaped(line.mode), ratio, ends, floor, escaped(line.marked)]
+    return " & ".join(cells) + " \\\\\n"
+
+
 def table(lines: Sequence[Line]) -> str:
     """Return a line for each point and mode, under a heading for each device and use case."""
-    text, heading = HEAD, ""
+    groups: dict[str, list[Line]] = {}
     for line in lines:
-        where = f"{line.device_name}, {work(line)}"
-        if where != heading:
-            heading = where
-            text += rf"\multicolumn{{6}}{{l}}{{\emph{{{escaped(where)}}}}} \\" + "\n"
-        ratio = "{--}" if line.ratio is None else f"{line.ratio:.3f}"
-        ends = "" if line.low is None or line.high is None else rf"\numrange{{{line.low:.3f}}}{{{line.high:.3f}}}"
-        floor = "{--}" if line.floor is None else f"{line.floor:.3f}"
-        cells = [escaped(label(line)), escaped(line.mode), ratio, ends, floor, escaped(line.marked)]
-        text += " & ".join(cells) + " \\\\\n"
+        groups.setdefault(f"{line.device_name}, {work(line)}", []).append(line)
+    text = HEAD
+    for where, some in groups.items():
+        text += rf"\multicolumn{{6}}{{l}}{{\emph{{{escaped(where)}}}}} \\" + "\n"
+        text += "".join(map(_row, some))
     if meaning := legend(lines):
         text += rf"\midrule \multicolumn{{6}}{{l}}{{{escaped(meaning)}}} \\" + "\n"
     return text + TAIL
