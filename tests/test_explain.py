@@ -178,6 +178,10 @@ def test_a_sentence_names_the_layer_and_how_many_times_slower_it_is() -> None:
         found.parts[0].module, found.parts[0].stage = "layer3.1.conv2", "backward"
     first, *_ = explain.sentences(one)
     assert "most of it in layer3.1.conv2, backward (9 s in JAX, 1 s in PyTorch, 9 times slower in JAX)" in first
+    for _, found in one.pairs[0]:
+        third = found.parts[0].seconds / 3
+        found.parts = [Part(kinds.CONVOLUTION, f"conv{number}", "", third) for number in range(3)]
+    assert "; the largest part in conv" in explain.sentences(one)[0]
 
 
 def test_compilations_memory_and_what_is_unknown_are_told_of_both_sides() -> None:

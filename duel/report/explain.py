@@ -151,7 +151,8 @@ def _sentence(one: Explained, share: Share, each: Sequence[Share]) -> str:
     places = [part for part in each if part.name.startswith(f"{share.name}|") and part.log * share.log > 0]
     if places and share.name != kinds.IDLE:
         _, module, stage = places[0].name.split("|")
-        text += f"; most of it in {module}{f', {stage}' if stage else ''} ({_both(places[0])}{_times(places[0])})"
+        much = "most of it" if 2 * places[0].log / share.log > 1 else "the largest part"
+        text += f"; {much} in {module}{f', {stage}' if stage else ''} ({_both(places[0])}{_times(places[0])})"
     slow = one.pairs[0][share.slower][0]
     mode = remedy(share.name, slow)
     may = f"In {slow.framework}, --mode {mode} may change it." if mode else UNCHANGED
