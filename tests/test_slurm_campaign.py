@@ -35,22 +35,21 @@ def slurm_of_session() -> Iterator[SlurmCluster]:
 def test_a_thousand_jobs_on_64_nodes_end_within_a_budget(site: Site) -> None:
     ending(site, "    array: 100\n")
     target = site.folder / "cluster.yaml"
-    target.write_text(target.read_text().replace("--partition=cpu", "--partition=many"))
+    whole = target.read_text().replace("--partition=cpu", "--partition=many").replace("per-task=1", "per-task=8")
+    target.write_text(whole)  # a node each
     (site.folder / "studies" / "large.yaml").write_text(STUDY)
     planned = site.main("study", "large", "plan")
-    scripts, hours = re.search(r"(\d+) scripts, ([\d.]+) device-hours", planned).groups()  # type: ignore[union-attr]
-    assert int(scripts) > 1000
-    budget = float(hours) * 1000 / int(scripts)
-    said = site.main("study", "large", "submit", "--budget", f"{budget:.2f}h")
+    assert int(re.search(r"(\d+) scripts, ", planned)[1]) > 1000  # type: ignore[index]
+    hours = 1000 * 10 / 60  # a budget counts what a job may take, here ten minutes
+    site.main("study", "large", "submit", "--budget", f"{hours:.2f}h")
     runs = site.results.runs()
-    print(f"{scripts} scripts were planned, of {hours} h; {len(runs)} started within {budget:.2f} h")
-    assert 1000 <= len(runs) < int(scripts)
-    assert float(re.search(r"scripts, ([\d.]+) device-hours", said)[1]) <= budget  # type: ignore[index]
+    assert len(runs) == 1000
     site.wait(lambda: all(run.stored_status().state == "finished" for run in site.results.runs()), 1800)
     assert site.results.runs() == runs
     assert not intent.names(site.results), "nothing waits"
     sent = [f"{run.launch().slurm_job_id}" for run in runs]
     assert len(set(sent)) == len(runs), "each has a job, or an element of an array, of its own"
+    site.wait(lambda: sum(site.jobs().values()) >= len(runs))  # accounting is late
     assert sum(site.jobs().values()) == len(runs), "and Slurm has had no other"
     nodes = site.slurm.run("sacct", "-X", "-P", "-n", "-S", "now-1hours", "-o", "NodeList").stdout.split()
     assert len({name for name in nodes if name.startswith("many-")}) == 64
