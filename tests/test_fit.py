@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Main, needs, rows_of
+from golden import regenerate
 
 from duel.arguments import Parser
 from duel.catalogue import BENCHMARKS, FIT, FRAMEWORKS, INFERENCE, PAIRED, PER_SAMPLE_MANY, TRAIN, TRAIN_MANY, USE_CASES
@@ -82,6 +83,15 @@ def test_every_cell_compiles(python: str, chip: str, benchmark: str, use_case: i
     cell = Cell(chip, benchmark, use_case, "tiny", precision, 4 * devices, devices, product)
     found = fit.compiled(cell, python, 900)
     assert found.outcome == fit.FITS, found
+
+
+def test_the_table_of_cells_is_of_its_records() -> None:
+    text = (ROOT / "docs" / "tpu-cells.md").read_text()
+    assert text == regenerate.between(text, "cells", regenerate.plans()), regenerate.REMEDY
+    for file in (ROOT / "docs" / "fit").glob("*.json"):
+        found = json.loads(file.read_text())["found"]
+        assert {one["cell"]["benchmark"] for one in found} == set(BENCHMARKS), file
+        assert {one["cell"]["chip"] for one in found} == {file.stem}
 
 
 CELL = Cell("v5e", "resnet50", TRAIN, "full", "bf16", 1024)

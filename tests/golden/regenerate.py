@@ -12,13 +12,15 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+from duel import files
 from duel.catalogue import DEVICE_KINDS, FRAMEWORKS, PAIRED
 from duel.cli import commands
 from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, script
+from duel.launch.fit import Cell, Found
 from duel.record import Row
-from duel.report import points, published
+from duel.report import document, points, published, records
 from duel.results import Results
 from duel.switches import SWITCHES
 
@@ -106,6 +108,28 @@ def switches() -> str:
     return head + "\n".join(lines) + "\n"
 
 
+def plans() -> str:
+    """What compiling ahead for TPUs came to (docs/fit), as a Markdown table: a line per cell, a column per chip."""
+    plans: dict[Cell, dict[str, Found]] = {}
+    chips, versions = [], set()
+    for file in sorted((ROOT / "docs" / "fit").glob("*.json")):
+        chips.append(file.stem)
+        for one in files.fitting(files.read_object(file)["found"], list[Found], file.name):
+            plans.setdefault(dataclasses.replace(one.cell, chip=""), {})[file.stem] = one
+            versions.add(
+                ", ".join(f"{name} {one.versions[name]}" for name in ("jax", "libtpu") if name in one.versions)
+            )
+    lines = [f"| program | {' | '.join(chips)} |", f"|---|{'---|' * len(chips)}"]
+    for cell, found in sorted(plans.items(), key=lambda item: dataclasses.astuple(item[0])[1:3]):
+        told = [_planned(found[chip]) if chip in found else "" for chip in chips]
+        lines.append(f"| {cell.name} | {' | '.join(told)} |")
+    return "\n".join([f"MiB planned on each chip; {'; '.join(sorted(versions))}.", "", *lines, ""])
+
+
+def _planned(found: Found) -> str:
+    return f"{found.planned_bytes / 2**20:.3g}" if found.planned_bytes else found.outcome
+
+
 def between(text: str, mark: str, new: str) -> str:
     """``text`` with ``new`` between the marks called ``mark``."""
     head, begin, rest = text.partition(f"<!-- {mark} -->\n")
@@ -125,10 +149,13 @@ def main() -> None:
     readme.write_text(between(head + mark + columns(), "ratios", ratio_columns()))
     methodology = ROOT / "docs" / "methodology.md"
     methodology.write_text(between(methodology.read_text(), "switches", switches()))
+    tpu = ROOT / "docs" / "tpu-cells.md"
+    tpu.write_text(between(tpu.read_text(), "cells", plans()))
     results = Results(ROOT / "results")
     for rows in results.folder.glob("published/*/results.csv"):
         published.write_tables(rows.parent)
         published.draw(rows.parent)
+        document.write([records.published(results, rows.parent.name)], rows.parent / "report", print)
     front = ROOT / "README.md"
     front.write_text(between(front.read_text(), "results", published.summaries(results)))
 
