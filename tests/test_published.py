@@ -1,6 +1,7 @@
 """What is published: pairs that a ratio may be made of, with every sample, and a table made of them alone."""
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -252,6 +253,9 @@ def test_the_tables_are_of_the_published_records() -> None:
         found = over_sessions(outcomes(read_rows(file)))
         assert points.read(file.parent / points.NAME) == points.lines(found)
         assert (file.parent / "README.md").read_text() == published.page(file.parent)
+        (described,) = json.loads((file.parent / "report" / "croissant.json").read_text())["distribution"]
+        assert described["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest(), regenerate.REMEDY
+        assert (file.parent / "report" / "index.html").stat().st_size < 1.5e6
         figure = file.parent / "ratios.svg"
         assert figure.exists() == any(line.ratio is not None for line in points.lines(found))
         drawn = figure.read_text() if figure.exists() else ""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
+import msgspec
 import pandas as pd
 import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -75,11 +76,21 @@ def html(
             points_left_out=more if len(found) > len(shown) else "",
             meaning=legend(lines),
             sections=sections,
-            specs={panel["id"]: panel["spec"] for figure in drawn for panel in figure["panels"]},
+            specs=_packed(_json({panel["id"]: panel["spec"] for figure in drawn for panel in figure["panels"]})),
             config=figures.theme(alt.Chart().mark_point(), "currentColor", "transparent").to_dict()["config"],
-            bundle=base64.b64encode(gzip.compress(_vega().encode(), mtime=0)).decode(),
+            bundle=_packed(_vega()),
         )
     )
+
+
+def _json(value: object) -> str:
+    """Return ``value`` as a browser reads it, in which NaN is null."""
+    return msgspec.json.encode(value).decode()
+
+
+def _packed(text: str) -> str:
+    """Return ``text`` as the page unpacks it: the tables of a set of 150 points take a tenth of their size."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 @functools.cache
