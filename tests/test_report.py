@@ -168,6 +168,12 @@ def opened(browser: Browser, path: Path, width: int, **options: Any) -> tuple[Pa
     return shown, wrong
 
 
+def test_sessions_of_one_pair_have_no_noise_floor_to_draw(results: Results, browser: Browser) -> None:
+    folder = written(results, publish(results, point(1.5, pairs=1)))
+    assert {line["floor"] for line in lines(folder, "ratios")} == {""}
+    assert opened(browser, folder / "index.html", 1600)[1] == []
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1600, "dark"), (360, "light"), (360, "dark")])
 def test_the_page_opens_from_disk_and_draws_its_charts(
     results: Results, browser: Browser, width: int, scheme: str

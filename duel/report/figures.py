@@ -54,7 +54,7 @@ def ratios(data: pd.DataFrame) -> Panels:
         points = lines.mark_point(size=45, filled=True, opacity=1)
         layers = [
             alt.Chart(band).mark_rect(opacity=0.1, color="gray").encode(x="low:Q", x2="high:Q"),
-            floors.encode(x="below:Q", x2="floor:Q"),
+            *([floors.encode(x="below:Q", x2="floor:Q")] if once.floor.notna().any() else []),
             lines.mark_rule(opacity=0.5).encode(x="another_low:Q", x2="another_high:Q", color=color),
             lines.mark_rule(strokeWidth=3).encode(x="low:Q", x2="high:Q", color=color),
             ticks.encode(x="session_ratio:Q", yOffset=below("mode"), color=color),
