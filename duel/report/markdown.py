@@ -26,7 +26,7 @@ def summary(points: Sequence[Line], folder: str) -> str:
             "in too few pairs for a ratio with an interval; further sessions are added.\n"
         )
     modes = sorted({mode for each in every for mode in each})
-    first = every[:FIRST_LINES]
+    first = sorted(every, key=lambda each: all(line.ratio is None for line in each.values()))[:FIRST_LINES]
     meaning = legend([line for each in first for line in each.values()])
     return "\n".join(
         [
