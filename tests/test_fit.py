@@ -151,15 +151,22 @@ def test_the_compiler_is_told_of_when_it_is_killed_and_gets_nothing_of_the_shell
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$XLA_FLAGS$PYTHONSAFEPATH$HOME" >&2\n[ -e killed ] || exit 3\nkill -9 $$\n')
+    lines = (
+        "#!/bin/sh",
+        'echo "$XLA_FLAGS$PYTHONSAFEPATH$HOME" >&2',
+        "[ -e killed ] || exit 3",
+        "kill -$(cat killed) $$",
+    )
+    python.write_text("\n".join(lines))
     python.chmod(0o755)
     for name in ("XLA_FLAGS", "PYTHONSAFEPATH", "HOME"):
         monkeypatch.setenv(name, f"my {name}")
     monkeypatch.setattr(fit, "CODE", tmp_path)
     (tmp_path / "jax").mkdir()
     assert fit.compiled(CELL, str(python), 10).why == "my HOME"
-    (tmp_path / "jax" / "killed").touch()
-    assert "killed by SIGKILL" in fit.compiled(CELL, str(python), 10).why
+    for signal, why in (("9", "SIGKILL: is there enough memory here?"), ("11", "SIGSEGV, a fault of its own")):
+        (tmp_path / "jax" / "killed").write_text(signal)
+        assert fit.compiled(CELL, str(python), 10).why == f"the compiler was ended by {why}"
 
 
 def test_what_was_compiled_ahead_is_told_of_every_job_with_jax_in_it(tmp_path: Path) -> None:

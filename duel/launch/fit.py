@@ -130,7 +130,8 @@ def compiled(cell: Cell, python: str, limit: float) -> Found:
     except (ValueError, IndexError):
         last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), f"exit code {ran.returncode}")
         if ran.returncode < 0:  # its last line is no reason, but some warning
-            last = f"the compiler was killed by {signal.Signals(-ran.returncode).name}: is there enough memory here?"
+            last = f"the compiler was ended by {signal.Signals(-ran.returncode).name}"
+            last += ": is there enough memory here?" if ran.returncode == -signal.SIGKILL else ", a fault of its own"
         return Found(cell, FAILED, last.strip()[:300], code_sha256=_code(cell))
     common: dict[str, Any] = {"code_sha256": _code(cell), "versions": told["versions"]}
     if not told["fits"]:
