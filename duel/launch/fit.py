@@ -131,7 +131,7 @@ def compiled(cell: Cell, python: str, limit: float) -> Found:
         last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), f"exit code {ran.returncode}")
         if ran.returncode < 0:  # its last line is no reason, but some warning
             last = f"the compiler was ended by {signal.Signals(-ran.returncode).name}"
-            last += ": is there enough memory here?" if ran.returncode == -signal.SIGKILL else ", a fault of its own"
+            last += ": is there enough memory here?" if ran.returncode == -signal.SIGKILL else ""
         return Found(cell, FAILED, last.strip()[:300], code_sha256=_code(cell))
     common: dict[str, Any] = {"code_sha256": _code(cell), "versions": told["versions"]}
     if not told["fits"]:
