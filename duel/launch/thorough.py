@@ -97,7 +97,7 @@ def trials(name: str, target: Target) -> list[Trial]:
 
     def job(framework: str, benchmark: str, use_case: int, precision: str = "fp32", **more: object) -> Job:
         made = Job(framework, benchmark, use_case, "smoke", precision, None, name, size="tiny")
-        return dataclasses.replace(made, changes=(TIME,), **more)  # type: ignore[arg-type]  # Job checks them
+        return dataclasses.replace(made, changes=(TIME,), **more)  # type: ignore[arg-type]  # mypy takes one type for all fields
 
     for framework in sides:
         for policy in PRECISIONS.values():

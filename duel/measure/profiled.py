@@ -44,7 +44,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, traced: 
         _run(m, found)
         if traced:
             _trace(m, found)
-    except Exception as error:  # whatever a tracer raises: the row was measured, and stays as it is
+    except Exception as error:  # whatever program or tracer raises: the row was measured, and stays as it is
         traceback.print_exc()
         first = (str(error).strip() or "no message").splitlines()[0]
         found = profile.Profile(run.id, number, str(row.framework), why=f"{type(error).__name__}: {first}")

@@ -110,17 +110,17 @@ def switches() -> str:
 
 def plans() -> str:
     """What compiling ahead for TPUs came to (docs/fit), as a Markdown table: a line per cell, a column per chip."""
-    plans: dict[Cell, dict[str, Found]] = {}
+    cells: dict[Cell, dict[str, Found]] = {}
     chips, versions = [], set()
     for file in sorted((ROOT / "docs" / "fit").glob("*.json")):
         chips.append(file.stem)
         for one in files.fitting(files.read_object(file)["found"], list[Found], file.name):
-            plans.setdefault(dataclasses.replace(one.cell, chip=""), {})[file.stem] = one
+            cells.setdefault(dataclasses.replace(one.cell, chip=""), {})[file.stem] = one
             versions.add(
                 ", ".join(f"{name} {one.versions[name]}" for name in ("jax", "libtpu") if name in one.versions)
             )
     lines = [f"| program | {' | '.join(chips)} |", f"|---|{'---|' * len(chips)}"]
-    for cell, found in sorted(plans.items(), key=lambda item: dataclasses.astuple(item[0])[1:3]):
+    for cell, found in sorted(cells.items(), key=lambda item: (item[0].benchmark, item[0].use_case)):
         told = [_planned(found[chip]) if chip in found else "" for chip in chips]
         lines.append(f"| {cell.name} | {' | '.join(told)} |")
     return "\n".join([f"MiB planned on each chip; {'; '.join(sorted(versions))}.", "", *lines, ""])
