@@ -33,7 +33,7 @@ def add_training(parser: Parser) -> None:
         "--max_hours",
         type=hours,
         metavar="TIME",
-        help="in Slurm, continue in a new job after each time limit, up to this many hours in all, as in 40h "
+        help="in Slurm, requeue the job before each time limit, up to this many hours in all, as in 40h "
         "(default: stop)",
     )
 

@@ -148,7 +148,7 @@ def test_equal_are_those_whose_whole_interval_is_within_five_percent(low: float,
 
 @pytest.mark.parametrize("pairs", [4, 10])
 def test_resampling_blocks_of_few_processes_would_not_cover_it(pairs: int) -> None:
-    """Why the unit is a process: what docs/methodology.md says of the other way."""
+    """Why the unit is a process: blocks of one process share its conditions."""
     generator = np.random.default_rng(300 + pairs)
     covered, simulations = 0, 400
     for _ in range(simulations):

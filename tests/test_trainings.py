@@ -319,8 +319,10 @@ def test_each_group_of_trainings_has_its_curves_in_the_report(tmp_path: Path) ->
     panels = figures.learning(pd.DataFrame(found))
     assert panels[0].to_dict()["layer"][0]["encoding"]["x"]["field"] == "step"
     details = [layer["encoding"]["detail"] for panel in panels for layer in panel.to_dict()["layer"]]
-    assert details
-    assert all({each["field"] for each in detail} == {"seed", "group"} for detail in details)
+    assert {tuple(each["field"] for each in detail) for detail in details} == {("seed", "group")}
+    there = row("pytorch", 0, 0.9, run_id="pytorch-first", group="first", host="another machine")
+    apart = [record["seconds"] for record in learned.curves([*rows, there], tmp_path)]
+    assert apart == [None, None, 0.0, 4.0], "a figure would compare their times"
 
 
 def test_a_seed_that_is_barred_is_named_and_the_others_make_no_verdict_without_it() -> None:

@@ -144,8 +144,7 @@ def table(rows: Sequence[Row]) -> Table:
     """Return both sides beside each other: means over seeds, with the lowest and highest accuracy."""
     rows = counted(rows)
     sides = _sides(rows)
-    both = [pair for pair in partners(rows) if all(row.status == FINISHED for row in pair)]
-    apart = ", ".join(str(one.seed) for one, other in both if machines_apart(one, other))
+    apart = ", ".join(_machines_apart(rows))
     shown = _LINES if apart else _LINES + _OF_MACHINE
     lines = [[text, *(cell(mine) for mine in sides.values())] for text, cell in shown]
     lines = [line for line in lines if any(line[1:])]
@@ -165,10 +164,21 @@ def table(rows: Sequence[Row]) -> Table:
     return Table(["mean over seeds", *sides], lines, notes, right=right, title=[verdict(rows)])
 
 
+def _machines_apart(rows: Sequence[Row]) -> list[str]:
+    """Return the seeds whose trainings have both ended, on different machines or devices."""
+    both = [pair for pair in partners(rows) if all(row.status == FINISHED for row in pair)]
+    return [str(one.seed) for one, other in both if machines_apart(one, other)]
+
+
 def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
-    """Return a record for each epoch of each training of ``rows``, whose runs are in ``folder``."""
+    """Return a record for each epoch of each training of ``rows``, whose runs are in ``folder``.
+
+    Without times and energy where the sides of a group ran on different machines: a figure would compare these.
+    """
     found = []
-    for row in (row for mine in _groups(rows) for row in mine):
+    groups = _groups(rows)
+    apart = {row.group for mine in groups if _machines_apart(mine) for row in mine}
+    for row in (row for mine in groups for row in mine):
         file = Run(folder / "runs" / str(row.run_id)).curve_file(row)
         try:
             epochs = fitting(_parsed(file), list[Epoch], file.name)
@@ -184,6 +194,7 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
         for epoch in epochs:
             seconds, joules = seconds + epoch.seconds, joules + (epoch.joules or 0.0)
             spent = {"step": epoch.step, "seconds": seconds, "joules": joules or None}
+            spent |= {"seconds": None, "joules": None} if row.group in apart else {}
             losses = {"training_loss": epoch.loss, "held_out_loss": epoch.held_out_loss}
             found.append(common | {"epoch": epoch.number, "top1": epoch.top1} | losses | spent)
     return found
