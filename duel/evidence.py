@@ -138,8 +138,8 @@ class Evidence:
             passes = {name: dict(zip(about.names, array, strict=True)) for name, array in arrays.items()}
             shapes = {name: tuple(shape) for name, shape in zip(about.names, about.shapes, strict=True)}
             return cls(about.policy, passes, shapes, about.floors, *about.curves, about.notes)
-        except Exception as error:  # anything, for changed bytes; MemoryError for a huge shape
-            raise ValueError(f"not an evidence file: {error}") from error
+        except Exception as error:  # anything, for changed bytes; the size is bounded: MemoryError is a false shape
+            raise ValueError(f"not an evidence file: {str(error) or type(error).__name__}") from error
 
 
 def sha256(files: Iterable[bytes]) -> str:

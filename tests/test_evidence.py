@@ -1,6 +1,8 @@
 """What a row records of its own program, and the checks of its clock, on work that is a few lines of Python."""
 
+import io
 import math
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,15 @@ def test_evaluation_must_give_the_same_again() -> None:
     evaluated(Linear(), weights, (0, 7), 1)
 
 
+def of_false_shape() -> bytes:
+    """Return a file whose only array is 8 TiB large by its header, and empty."""
+    file, header = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)})
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.npy", header.getvalue())
+    return file.getvalue()
+
+
 def test_a_file_gives_back_what_was_recorded_and_nothing_of_what_was_changed() -> None:
     evidence = recorded(Linear())
     evidence.curve = [2.5, 2.4]
@@ -133,7 +144,7 @@ def test_a_file_gives_back_what_was_recorded_and_nothing_of_what_was_changed() -
     assert disagreements([evidence], [again]) == []
     assert (again.policy, again.curve, again.shapes) == ("fp32", [2.5, 2.4], evidence.shapes)
     assert sha256([data]) != sha256([data[:-1] + b"x"])
-    for damaged in (b"", b"PK", data[: len(data) // 2]):
+    for damaged in (b"", b"PK", data[: len(data) // 2], of_false_shape()):
         with pytest.raises(ValueError, match="not an evidence file"):
             Evidence.from_bytes(damaged)
 
