@@ -20,6 +20,7 @@ Operations = tuple[Operation, ...]
 Region = tuple[str, bool]  # what a trace calls a compiled graph, and whether it is a backward pass
 INPUT = "placeholder"  # Inductor's name for an input of a graph
 _STEP = re.compile(r"\['(\w+)'\]|\.(\w+)|\[(\d+)\]")
+_NUMBER = re.compile(r"graph_\d+_")
 _OTHERS = re.compile(r"(?:extern_kernels|torch\.ops\.\w+|aten)\.(\w+)")
 
 
@@ -31,10 +32,19 @@ class Loop(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """Loops by their names in a trace, and of each graph the calls of other kernels, by the kernel's name in order."""
+    """Of each graph the loops by their names, and the calls of other kernels, by the kernel's name in order."""
 
-    loops: dict[str, Loop]
+    loops: dict[Region, dict[str, Loop]]
     calls: dict[Region, dict[str, list[Loop]]]
+
+    def loop(self, name: str, region: Region | None) -> Loop | None:
+        """Return the loop that a trace calls ``name``, in ``region``; None: in any, where the trace does not tell.
+
+        A number of the graph is before the name on a CPU. Forward and backward may have the same one.
+        """
+        name = _NUMBER.sub("", name)
+        graphs = self.loops.values() if region is None else [self.loops.get(region, {})]
+        return next((loops[name] for loops in graphs if name in loops), None)
 
 
 class _Node(NamedTuple):
@@ -97,7 +107,8 @@ class Graphs:
         """Return what the kernels of all graphs so far compute."""
         known = importlib.import_module("torch._inductor.debug").get_kernel_information_jsons()
         found = Compiled({}, {})
-        for number, (nodes, (key, kernels)) in enumerate(zip(self._graphs, known.items(), strict=True)):
+        for nodes, (key, kernels) in zip(self._graphs, known.items(), strict=True):
+            loops: dict[str, Loop] = {}
             calls: dict[str, list[Loop]] = defaultdict(list)
             for name, one in sorted(kernels.items(), key=lambda each: int(each[0].rpartition(":")[2] or 0)):
                 loop = _loop({each: nodes[each] for each in one["post_grad_nodes"] if each in nodes}, nodes)
@@ -105,8 +116,9 @@ class Graphs:
                 if other := _OTHERS.match(kernel):
                     calls[other[1]].append(loop)
                 else:
-                    found.loops[f"graph_{number}_{kernel}"] = found.loops[kernel] = loop
-            found.calls[ast.literal_eval(key)] = dict(calls)
+                    loops[kernel] = loop
+            region = ast.literal_eval(key)
+            found.loops[region], found.calls[region] = loops, dict(calls)
         return found
 
 

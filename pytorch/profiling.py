@@ -192,8 +192,8 @@ class _Reader:
             backward = belongs._replace(stage="backward", operations=(), region=region)
             backward = backward._replace(amount=NOTHING, counted=False)  # those are of the forward operation
             return backward._replace(calls=Counter() if region else self._calls)
-        if name in self._compiled.loops:
-            return around._replace(**self._compiled.loops[name]._asdict())
+        if around.region and (loop := self._compiled.loop(name, around.region)):
+            return around._replace(**loop._asdict())
         if around.region and name.startswith(LOOPS):  # which Inductor has not told of: another version may name them
             return around._replace(operations=(Operation(name, stage=around.stage),))
         if "::" not in name or name.startswith("torch::") or not kinds.works(name, "pytorch"):
@@ -225,7 +225,8 @@ class _Reader:
 
     def _kernel(self, event: Any, start: float, end: float) -> Kernel:
         name, launch = event["name"], self._launched.get(event["args"].get("External id"), self._top)
-        operations, amount = self._compiled.loops.get(name, _inductor.Loop(launch.operations, launch.amount))
+        loop = self._compiled.loop(name, launch.region)
+        operations, amount = loop or (launch.operations, launch.amount)
         if "nccl" in name.lower():
             operations = (Operation("nccl", stage="backward"),)
         elif event["cat"] != "kernel" and not operations:

@@ -177,6 +177,36 @@ def test_what_a_backward_operation_computes_is_its_own_and_not_that_of_its_forwa
     ]
 
 
+COMPILED = """
+import json, sys
+from pathlib import Path
+import _inductor, profiling
+from _counting import Amount
+from duel.trace import Operation
+region = "Torch-Compiled Region: 0/0"
+loops = {
+    (region, backward): {"cpp_fused_relu_0": _inductor.Loop((Operation("relu", stage=stage),), Amount())}
+    for backward, stage in enumerate(("forward", "backward"))
+}
+trace = profiling._read(Path(sys.argv[1]), _inductor.Compiled(loops, {}), {}, True)
+print(json.dumps([k.operations[0].stage for k in trace.kernels]))
+"""
+
+
+def test_loops_of_one_name_in_the_forward_and_the_backward_graph_are_told_apart(tmp_path: Path) -> None:
+    """Inductor gives both graphs of a compiled function the same number, or each its own."""
+    events = [STEP, event("Torch-Compiled Region: 0/0", 100, 100)]
+    events.append(event("graph_0_cpp_fused_relu_0", 110, 50, **{"Sequence number": 1}))
+    name = "autograd::engine::evaluate_function: CompiledFunctionBackward"
+    events.append(event(name, 300, 100, **{"Sequence number": 1}))
+    events.append(event("graph_0_cpp_fused_relu_0", 310, 50))
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    done = ran("pytorch", COMPILED, str(file))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["forward", "backward"]
+
+
 def test_a_loop_that_inductor_has_not_told_of_is_of_no_known_kind_and_not_idle(tmp_path: Path) -> None:
     """As after an upgrade of PyTorch that names loops in another way."""
     region = event("Torch-Compiled Region: 0/0", 100, 500)
