@@ -148,16 +148,16 @@ def test_the_noise_floor_is_of_processes_of_one_session_alone(pairs: int) -> Non
 def test_a_framework_is_compared_with_itself_in_a_mode_with_the_same_switches() -> None:
     """As in 'tuned' where 'default' was the fastest: with one pair in a session there is no other way."""
     default = [session([1.5], 2.0 * hour, pair="d", mode="default") for hour in range(3)]
-    tuned = [
-        [
-            dataclasses.replace(row, switches="other" if row.framework == "pytorch" else row.switches)
-            for row in session([1.5 * (1 + 0.01 * hour)], 2.0 * hour + 0.2, pair="t", mode="tuned")
-        ]
-        for hour in range(3)
-    ]
-    first, second = points.lines(found(*default, *tuned))
-    newer = [[row.replace(packages_sha256="9") for row in rows] for rows in tuned]
-    assert [line.jax_itself for line in (first, *points.lines(found(*default, *newer)))] == [None] * 3
+
+    def tuned(after: float) -> list[list[Row]]:
+        each = [session([1.5 * (1 + 0.01 * n)], 2.0 * n + after, pair="t", mode="tuned") for n in range(3)]
+        return [[row.replace(switches="x") if row.framework == "pytorch" else row for row in rows] for rows in each]
+
+    first, second = points.lines(found(*default, *tuned(0.2)))
+    newer = [[row.replace(packages_sha256="9") for row in rows] for rows in tuned(0.2)]
+    for others in (newer, tuned(4.5)):  # of another environment; all after those in 'default'
+        assert [line.jax_itself for line in points.lines(found(*default, *others))] == [None] * 2
+    assert first.jax_itself is None
     assert first.pytorch_itself is None
     assert second.jax_itself == pytest.approx(1.01, abs=0.001), "the middle one of the three is 1 % faster"
     assert second.pytorch_itself is None, "its switches differ"
@@ -180,7 +180,7 @@ def test_a_framework_that_drifts_within_every_session_differs_from_itself() -> N
     (line,) = points.lines([outcome])
     assert (line.jax_itself, line.pytorch_itself_low) == (jax.found.ratio, pytorch.found.low)
     shown = markdown.table([line])
-    assert "JAX differs from itself at 1 of 1 points, PyTorch differs from itself at 0 of 1 points" in shown
+    assert "JAX differs from itself at 1 of 1 points and PyTorch differs from itself at 0 of 1 points" in shown
     (outcome,) = found(*each[:2])
     assert itself(outcome.sessions) == []
 

@@ -50,14 +50,21 @@ def changes(pairs: Sequence[tuple[Row, Row]], columns: Sequence[str]) -> list[st
 def across(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]], framework: str) -> Itself | None:
     """Compare a framework with itself by its rows in two modes with the same switches, session by session.
 
-    Return None if anything that makes them alike differs, or there are too few sessions for a claim.
+    Return None if anything that makes them alike differs, there are too few sessions for a claim, or one mode was
+    measured before the other.
     """
     rows = [row for sessions in (one, other) for session in sessions for row in session]
     alike = len({tuple(getattr(row, name) for name in ALIKE) for row in rows}) == 1
-    if not alike or min(len(one), len(other)) < CLAIM_SESSIONS:
+    if not alike or min(len(one), len(other)) < CLAIM_SESSIONS or not overlap(one, other):
         return None
     means = [level(first) - level(second) for first, second in zip(one, other, strict=False)]
     return Itself(framework, ratios.estimate(means), len(means))
+
+
+def overlap(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]]) -> bool:
+    """Return whether the times of two modes' sessions overlap: if not, what the machine did later looks like a mode."""
+    times = [[row.started for session in each for row in session if row.started] for each in (one, other)]
+    return all(times) and min(times[0]) < max(times[1]) and min(times[1]) < max(times[0])
 
 
 def level(session: Sequence[Row]) -> float:

@@ -304,4 +304,4 @@ def told_of_itself(points: Sequence[Line]) -> str:
         differs, known = against_itself(points, framework)
         if known:
             texts.append(f"{name} differs from itself at {differs} of {known} points")
-    return ", ".join(texts)
+    return " and ".join(texts)

@@ -9,7 +9,7 @@ from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.modes import DEFAULT, MODES, TUNED
 from duel.report import appendix, learned, ratios
 from duel.report.figure_data import label, work
-from duel.report.itself import level
+from duel.report.itself import level, overlap
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED, Outcome
 from duel.report.points import Line, by_mode, told_of_itself
 from duel.report.records import Records
@@ -42,7 +42,8 @@ Each point is measured in pairs: a process of JAX and one of PyTorch, one after 
 order A B B A. A pair counts only if both processes proved that they computed the same, from the same weights, samples
 and precision. The ratio is the geometric mean over sessions, which lie an hour or more apart or ran on different hosts,
 with Student's t interval; what another session may show is its prediction interval. One framework is called faster if
-the interval excludes 1 and the ratio is beyond the noise floor.
+the interval excludes 1 and the ratio is beyond the noise floor. What a framework gains from one mode to another is said
+only if the sessions of one were not all before those of the other.
 """
 REFERENCES = """
 Student 1908 and Welch 1947 (intervals and changes); Holm 1979 (many points); Kendall 1938 and Mann 1945 (steady
@@ -77,9 +78,9 @@ def _of_mode(device: str, mode: str, lines: list[Line]) -> str:
         return f"{device}, mode {mode}: no verdict at any of {len(lines)} points; {rest}."
     kinds = Counter(_kind(line) for line in over)
     parts = [f"{name} is faster at {kinds[name]}" for name in ("JAX", "PyTorch") if kinds[name]]
-    parts += [f"they are {EQUAL} at {kinds[EQUAL]}"] if kinds[EQUAL] else []
-    parts += [f"it is {UNDECIDED} at {kinds[UNDECIDED]}"] if kinds[UNDECIDED] else []
-    text = f"{device}, mode {mode}: of {len(over)} points measured over sessions, {', '.join(parts)}."
+    parts += [f"{kinds[one]} {'is' if kinds[one] == 1 else 'are'} {one}" for one in (EQUAL, UNDECIDED) if kinds[one]]
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    text = f"{device}, mode {mode}: of {len(over)} points measured over sessions, {listed}."
     for name, best in (("JAX", max), ("PyTorch", min)):
         ahead = [line for line in over if _kind(line) == name]
         if ahead:
@@ -127,8 +128,9 @@ def _tuning(device: str, framework: str, lines: Sequence[Line], outcomes: Mappin
     for modes in by_mode(lines).values():
         if DEFAULT in modes and TUNED in modes:
             both = (outcomes[id(modes[mode])].sessions for mode in (DEFAULT, TUNED))
-            default, tuned = ([level([pair[place] for pair in session]) for session in each] for each in both)
-            gains.append(ratios.change(default, tuned))
+            default, tuned = ([[pair[place] for pair in session] for session in each] for each in both)
+            if overlap(default, tuned):
+                gains.append(ratios.change([level(one) for one in default], [level(one) for one in tuned]))
     pays = [gain.ratio for gain in gains if gain.low > GAIN]
     if not pays:
         return ""
