@@ -185,7 +185,13 @@ def test_the_page_opens_from_disk_and_draws_its_charts(
     assert wrong == []
     panels = shown.locator(".panel")
     assert panels.count() == shown.locator(".panel svg").count() > 10
-    assert shown.evaluate("document.documentElement.scrollWidth") == width  # nothing is cut off
+    assert shown.evaluate("document.documentElement.scrollWidth") == width
+    right = "texts => texts.map(text => [text.getBoundingClientRect().right, text.textContent])"
+    ends = shown.locator(".panel svg text").evaluate_all(right)
+    assert [text for end, text in ends if end > width] == [], "cut off"
+    symbols = shown.locator(".role-legend-symbol path").evaluate_all("all => all.map(one => one.getAttribute('fill'))")
+    assert "currentColor" in symbols
+    assert "black" not in symbols
     # A rule for each interval, a point for each point, a tick for each session.
     first = shown.locator("#ratios-0")
     rows = [line for line in lines(folder, "ratios") if line["use_case"] == "training on one device"]

@@ -308,11 +308,11 @@ def panel(layers: list[Chart], title: str, lines: int = 0) -> Chart:
 def theme(chart: Chart, ink: str = "black", paper: str = "white") -> Chart:
     """Draw text and lines in ``ink``, which the page sets to its text colour."""
     texts = dict.fromkeys(("labelColor", "titleColor"), ink)
-    lines = dict.fromkeys(("domainColor", "tickColor"), ink)
+    lines, symbols = dict.fromkeys(("domainColor", "tickColor"), ink), {"symbolBaseFillColor": ink}
     chart = chart.configure(font="DejaVu Sans, Liberation Sans, sans-serif", background=paper)
     chart = chart.configure_axis(**texts, **lines, gridOpacity=0.2, labelLimit=320)
-    chart = chart.configure_legend(**texts, orient="bottom", symbolOpacity=1, columns=2).configure_view(stroke=None)
-    chart = chart.configure_title(color=ink, anchor="start").configure_text(color=ink)
+    chart = chart.configure_legend(**texts, **symbols, orient="bottom", symbolOpacity=1, columns=2)
+    chart = chart.configure_title(color=ink, anchor="start").configure_text(color=ink).configure_view(stroke=None)
     return chart.configure_rule(color=ink).configure_line(stroke=ink)
 
 
