@@ -91,10 +91,22 @@ def test_how_other_work_was_written_does_not_matter_and_the_device_is_the_rows(t
 
 def test_a_larger_share_that_is_of_no_layer_is_named() -> None:
     one = of_a_layer(*LAYERS[1])
-    for seconds, (_, found) in zip((30.0, 10.0), one.pairs[0], strict=True):
+    for seconds, (_, found) in zip((10.0, 30.0), one.pairs[0], strict=True):
         found.parts.insert(0, Part(kinds.OPTIMIZER, "", "", seconds))
     found = reproduction.largest(one)
     assert (found.kind, found.larger) == (kinds.CONVOLUTION, kinds.OPTIMIZER)
+
+
+def test_what_the_faster_side_takes_longer_for_is_not_repeated() -> None:
+    one = of_a_layer(*LAYERS[1])  # twice as long in PyTorch, as the whole step is
+    (_, jax), (_, pytorch) = one.pairs[0]
+    jax.parts.insert(0, Part(kinds.PRODUCT, "features.2", "", 30.0))
+    pytorch.parts += [Part(kinds.PRODUCT, "features.2", "", 1.0), Part(kinds.IDLE, "", "", 4.0)]
+    pytorch.layers["features.2"] = LAYERS[4][1]
+    assert reproduction.largest(one).kind == kinds.CONVOLUTION
+    equal = [(row.replace(step_seconds_p50=2.0), found) for row, found in one.pairs[0]]
+    one = dataclasses.replace(one, pairs=[(equal[0], equal[1])])
+    assert reproduction.largest(one).kind == kinds.PRODUCT
 
 
 def test_in_sixteen_bits_products_are_repeated_and_what_keeps_more_is_not(tmp_path: Path) -> None:
@@ -180,7 +192,7 @@ def test_a_difference_shows_alone_if_it_is_about_as_large_there(alone: dict[str,
 def test_a_side_without_separate_work_is_named_and_its_script_finds_out_itself_how_long_a_call_takes(
     tmp_path: Path,
 ) -> None:
-    one = of_a_layer(*LAYERS[1])
+    one = of_a_layer(*LAYERS[1], step_seconds_p50=1.0)
     one.pairs[0][1][1].parts[0].kind = kinds.IDLE
     found = reproduction.largest(one)
     assert found.share.seconds == (1.0, 0.0)

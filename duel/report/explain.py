@@ -14,7 +14,7 @@ from duel.record import CELL
 from duel.report import compare, reproduction
 from duel.report.itself import versions
 from duel.report.sessions import over_sessions
-from duel.report.shares import SIDES, Explained, Share, place, profiled, remedy
+from duel.report.shares import SIDES, TELLING, Explained, Share, place, profiled, remedy
 from duel.results import Results, Run
 from duel.terminal import Table, say
 
@@ -22,7 +22,6 @@ MOST_NAMED = 3  # shares that have a sentence, and compilations that are listed
 SMALL = 0.01  # of a step: parts that take less on both sides are added up, as are modules after the first so many
 MOST_MODULES = 12
 UNCHANGED = "No switch is known to change it; 'explain --reproduce' may write it as two scripts to report."
-TELLING = 1.1  # a ratio whose difference is worth dividing by percents
 
 
 def _explained(runs: list[Run], results: Results) -> list[Explained]:

@@ -14,7 +14,7 @@ from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.files import write_atomically
 from duel.profile import Layer
-from duel.report.shares import SIDES, Explained, Share
+from duel.report.shares import SIDES, TELLING, Explained, Share
 from duel.switches import ON
 
 BLOCK_SECONDS, SECONDS = 0.05, 2.0
@@ -60,10 +60,15 @@ class Reproduction:
 
 
 def largest(one: Explained) -> Reproduction:
-    """Return the largest part of the difference that can be repeated alone. Raises UserError if none can."""
-    layers = one.pairs[0][1][1].layers
+    """Return the largest part of the difference that can be repeated alone. Raises UserError if none can.
+
+    Of a difference that tells, only what the slower side takes longer for.
+    """
+    layers, tells = one.pairs[0][1][1].layers, abs(one.log) > math.log(TELLING)
     larger: list[str] = []
     for share in one.divided(lambda part: f"{part.kind}|{part.module}"):
+        if tells and share.log * one.log < 0:
+            continue
         kind, module = share.name.split("|")
         layer = layers.get(module)
         if layer is not None and layer.kind in REPEATED.get(kind, ()):

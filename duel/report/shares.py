@@ -37,6 +37,7 @@ REMEDIES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("pytorch", kinds.IDLE): (("compile", ON),),
 }
 
+TELLING = 1.1  # a ratio whose difference is worth dividing by percents
 APART = 1.25  # how much longer a step may take in the row than in the profiled process, or the other way round
 
 Side = tuple[Row, Profile]
