@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from _hlo import Program
 from duel import profile
 
 # JAX's names for the phases of a compilation, and ours.
@@ -16,12 +17,20 @@ PHASES = {
 
 
 def memory(work: Any) -> dict[str, int]:
-    """Return bytes by what they are for. XLA plans gradients and activations together with what it needs in between."""
+    """Return bytes by what they are for.
+
+    XLA plans gradients and activations together with what it needs in between. In training they are what its program
+    hands from one stage to the next: what is fused with the next stage takes no memory.
+    """
     names = (profile.PARAMETERS, profile.STATISTICS, profile.OPTIMIZER)
     found = {name: _bytes(tree) for name, tree in zip(names, work._state, strict=False)}
     analysis = work._program.memory_analysis()
     if analysis is not None:
         found[profile.TEMPORARIES] = int(analysis.temp_size_in_bytes)
+    if hasattr(work, "moments"):
+        program = Program(work._program.as_text(), training=True)
+        found[profile.GRADIENTS] = program.handed("backward", "optimizer")
+        found[profile.ACTIVATIONS] = program.handed("forward", "backward")
     return found | {profile.BATCH: _bytes(work._batches[0])}
 
 

@@ -20,6 +20,7 @@ _STEPS = re.compile(r"\[\\*'(\w+)\\*'\]|\[(\d+)\]")
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "bf16": 2, "c64": 8, "c128": 16}
 PRODUCTS = (kinds.PRODUCT, kinds.CONVOLUTION, kinds.ATTENTION)  # whose FLOP count
 CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")
+VIEWS = ("bitcast", "tuple", "opt-barrier")  # which have no memory of their own
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,28 @@ class Program:
             return ""
         steps = [word or number for word, number in _STEPS.findall(one.scope)][:-1]
         return next((owner for n in range(len(steps)) if (owner := ".".join(steps[n:])) in self._layers), "")
+
+    def handed(self, before: str, after: str) -> int:
+        """Return the bytes of the arrays that work of stage ``before`` leaves in memory for work of stage ``after``."""
+        inner = {name for one in self.instructions.values() if one.opcode not in CONTAINERS for name in one.called}
+        made: dict[str, str] = {}  # the stage that writes an array; none does that of arguments and their copies
+        found = 0
+        for one in self.instructions.values():
+            if one.opcode in ("parameter", "constant"):
+                continue
+            sources = (made.get(operand, "") for operand in one.operands)
+            made[one.name] = self._stage(one.scope) if "/" in one.scope else next(filter(None, sources), "")
+            view = one.opcode in VIEWS or one.shape.startswith("(")
+            if made[one.name] == before and not view and one.computation not in inner:
+                found += one.bytes if after in self._readers(one.name) else 0
+        return found
+
+    def _readers(self, name: str) -> set[str]:
+        """Return the stages that read array ``name``, itself or through views."""
+        found = set()
+        for user in (self.instructions[each] for each in self._users[name]):
+            found |= self._readers(user.name) if user.opcode in VIEWS else {self._stage(self._scope(user))}
+        return found
 
     def bytes(self, name: str) -> int:
         """Return the bytes that instruction ``name`` reads and writes at least: its operands and its result."""

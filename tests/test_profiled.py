@@ -99,6 +99,8 @@ def test_profiled_rows_are_explained_and_their_largest_share_is_repeated_alone(m
         assert found.seconds(kind=kinds.CONVOLUTION) > 0
         assert found.seconds(kind=kinds.OPTIMIZER) > 0
         assert found.memory[profile.PARAMETERS] == 4 * 3014
+        assert 0.9 * 4 * 3014 < found.memory[profile.GRADIENTS] < 1.1 * 4 * 3014
+        assert 0 < found.memory[profile.ACTIVATIONS] < found.memory[profile.TEMPORARIES]
         assert any(profile.path(run.folder, number).with_suffix("").rglob("*.json.gz"))
         convolutions = [part for part in found.parts if part.kind == kinds.CONVOLUTION]
         for part in convolutions:

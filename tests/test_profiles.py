@@ -69,6 +69,14 @@ def test_the_flop_of_a_librarys_products_are_not_known() -> None:
     assert program.flops("gemm") == 0
 
 
+def test_what_a_stage_leaves_in_memory_for_another_is_counted_once() -> None:
+    """Through views, not inside fusions, and without arguments and copies of them. A program by hand."""
+    program = hlo().Program((ROOT / "tests/recorded/handed.hlo.txt").read_text(), training=True)
+    assert program.handed("forward", "backward") == 4 * 8 * 4
+    assert program.handed("backward", "optimizer") == 4 * 4 * 2
+    assert program.handed("forward", "optimizer") == 0
+
+
 def test_what_the_compiler_made_belongs_to_the_weights_that_it_updates() -> None:
     (gradient,) = hlo().Program(HLO, training=True).operations("gradient")
     assert (gradient.module, gradient.layer, gradient.stage) == ("conv1", "depthwise", "backward")
