@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from playwright.sync_api import Browser
 from test_comparability import alike, judged
+from test_learned import row
 from test_report import lines, point, publish, results, written
-from test_trainings import row
 
 from duel import table
 from duel.cli import commands

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import real_pictures
 from conftest import Main, rows_of
@@ -18,15 +17,12 @@ from test_driver import wait_for
 from tokenizers import ByteLevelBPETokenizer
 from wandb_server import on_disk
 
-from duel import comparability, recipes, training_options
-from duel.catalogue import FRAMEWORKS
+from duel import recipes, training_options
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
 from duel.launch import plan
-from duel.record import Row
-from duel.report import figures, learned
 from duel.results import Results, Run
-from duel.states import FINISHED, QUEUED, TERMINAL
+from duel.states import FINISHED, TERMINAL
 
 DIGITS = ("--benchmark", "mnist", "--use_case", "1", "--dataset", "digits")
 
@@ -240,111 +236,3 @@ def test_pictures_and_graphs_train_too(main: Main, checkout: Path) -> None:
     rows = rows_of(checkout)
     assert {row["comparable"] for row in rows} == {COMPARABLE}
     assert all(float(row["top1"]) > float(row["top1_before"]) for row in rows if row["benchmark"] == "gcn")
-
-
-def row(framework: str, seed: int, top1: float, **columns: Any) -> Row:
-    found = Row(run_id=framework, row=seed, framework=framework, benchmark="mnist", size="full", use_case=1)
-    common = {"precision": "fp32", "dataset": "digits", "recipe": "r", "epochs": 2, "batch_size": 64, "seed": seed}
-    common |= {"repeat": seed, "group": "g", "point": 0, "status": FINISHED, "comparable": COMPARABLE}
-    return found.replace(**common | {"top1": top1, "trained_epochs": 2, "training_seconds": 1.0} | columns)
-
-
-def sides(*apart: float) -> list[Row]:
-    noise = (0.000, 0.002, -0.002, 0.001, -0.001)
-    first = [row("jax", seed, 0.9 + noise[seed] + apart[seed]) for seed in range(len(apart))]
-    return first + [row("pytorch", seed, 0.9 + noise[seed]) for seed in range(len(apart))]
-
-
-@pytest.mark.parametrize(
-    ("apart", "said"),
-    [
-        ((0.001, -0.001, 0.002, -0.002, 0.0), "equivalent within 1 point"),
-        ((0.03, 0.031, 0.029, 0.03, 0.032), "JAX is more accurate"),
-        ((-0.03, -0.031, -0.029, -0.03, -0.032), "PyTorch is more accurate"),
-        ((0.02, -0.03, 0.01, 0.04, -0.02), "undecided"),
-        ((0.001, -0.001, 0.002, -0.002), "no verdict, 4 of 5 seeds"),
-    ],
-)
-def test_the_verdict_on_accuracies(apart: tuple[float, ...], said: str) -> None:
-    assert said in learned.verdict(sides(*apart))
-
-
-def test_trainings_that_are_not_comparable_have_no_verdict() -> None:
-    rows = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") for one in sides(0.0, 0.0, 0.0, 0.0, 0.0)]
-    assert "NOT COMPARABLE: seen_sha256" in learned.verdict(rows)
-    assert learned.difference(rows) is None
-
-
-def test_sides_on_different_machines_are_compared_by_accuracy_alone() -> None:
-    jax, pytorch = (row(name, 0, 0.9, host="a", device_id="0", cpus=8) for name in FRAMEWORKS)
-    for column, other in (("host", "b"), ("device_id", "1"), ("cpus", 4)):
-        there = pytorch.replace(**{column: other})
-        assert f"{column} (" not in comparability.verdict(jax, there, lambda row: [])
-        measured = (one.replace(recipe=None) for one in (jax, there))
-        assert f"{column} (" in comparability.verdict(*measured, lambda row: [])
-        shown = {line[0] for line in learned.table([jax, pytorch]).lines}
-        left = learned.table([jax, there])
-        assert shown - {line[0] for line in left.lines} == {"training time", "time of an epoch"}
-        assert "no times or energy: the sides of seed 0 ran on different machines or devices" in left.notes
-    waits = row(pytorch.framework, 0, 0.9).replace(status=QUEUED)
-    assert "training time" in {line[0] for line in learned.table([jax, waits]).lines}, "it has no machine yet"
-
-
-def test_what_a_training_took_is_told_by_epoch_and_without_waiting() -> None:
-    spent = {"training_seconds": 8.0, "training_joules": 100.0, "trained_per_second": 90.0, "waiting_share": 0.1}
-    rows = [row(name, 0, 0.9, **spent) for name in FRAMEWORKS]
-    told = {line[0]: line[1] for line in learned.table(rows).lines}
-    assert told["time of an epoch"].startswith("4")
-    assert told["energy of an epoch"].startswith("50")
-    assert told["the same without waiting"].startswith("100")
-    (_, figures_of_both) = learned.verdicts(rows)
-    assert "time of an epoch: JAX 4" in figures_of_both
-    unknown = [one.replace(waiting_share=None) for one in rows]
-    assert "the same without waiting" not in {line[0] for line in learned.table(unknown).lines}
-
-
-def test_each_group_of_trainings_has_its_curves_in_the_report(tmp_path: Path) -> None:
-    groups = ("first", "second")
-    rows = [row("jax", 0, 0.9, run_id=f"jax-{group}", group=group, mode="default") for group in groups]
-    epoch = {"number": 0, "step": 0, "held_out_loss": 2.3, "top1": 0.1, "seconds": 0.0}
-    for one in rows:
-        file = Run(tmp_path / "runs" / str(one.run_id)).curve_file(one)
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps([epoch, epoch | {"number": 1, "step": 9, "top1": 0.9, "seconds": 4.0}]))
-    found = learned.curves(rows, tmp_path)
-    assert [(record["group"], record["epoch"]) for record in found] == [
-        *(("first", 0), ("first", 1), ("second", 0), ("second", 1))
-    ]
-    assert [record["run_id"] for record in found][::2] == ["jax-first", "jax-second"]
-    panels = figures.learning(pd.DataFrame(found))
-    assert panels[0].to_dict()["layer"][0]["encoding"]["x"]["field"] == "step"
-    details = [layer["encoding"]["detail"] for panel in panels for layer in panel.to_dict()["layer"]]
-    assert {tuple(each["field"] for each in detail) for detail in details} == {("seed", "group")}
-    there = row("pytorch", 0, 0.9, run_id="pytorch-first", group="first", host="another machine")
-    apart = [record["seconds"] for record in learned.curves([*rows, there], tmp_path)]
-    assert apart == [None, None, 0.0, 4.0], "a figure would compare their times"
-
-
-def test_a_seed_that_is_barred_is_named_and_the_others_make_no_verdict_without_it() -> None:
-    noise = (0.0, 0.001, -0.001, 0.0, 0.001, 0.0)
-    rows = [row(name, seed, 0.9 + noise[seed]) for name in ("jax", "pytorch") for seed in range(6)]
-    assert "equivalent within 1 point: JAX 90.02 %, PyTorch 90.02 %" in learned.verdict(rows)
-    bad = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") if one.seed == 3 else one for one in rows]
-    assert learned.verdict(bad).endswith("; seed 3 NOT COMPARABLE: seen_sha256 (a | b)")
-    lost = [one.replace(status="failed", comparable=None, top1=0.1) if one.seed == 3 else one for one in rows]
-    assert "equivalent within 1 point: JAX 90.02 %, PyTorch 90.02 %" in learned.verdict(lost)
-    assert "5 seeds" in learned.verdict(lost)
-    nan = [one.replace(why="diverged") if one.seed == 3 and one.framework == "jax" else one for one in lost]
-    assert learned.verdict(nan).endswith("; no verdict, the loss of seed 3 diverged on one side or both")
-
-
-def test_equivalence_is_claimed_wrongly_in_at_most_five_percent() -> None:
-    """With a true difference of exactly one point."""
-    chance = random.Random(1)
-    claimed = 0
-    for _ in range(1000):
-        apart = [learned.POINT + chance.gauss(0, 0.003) for _ in range(5)]
-        found = learned.difference(sides(*apart))
-        assert found is not None
-        claimed += found.verdict == "equivalent within 1 point"
-    assert claimed / 1000 < 0.065

@@ -221,7 +221,7 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
     for group in fitted:
         parts += ["", grown.table(group.rows)]
     for group in trained:
-        parts += ["", learned.table(group.rows)]
+        parts += ["", learned.table(group.rows), *learned.on_the_way(group.rows, results.folder)]
         parts += [f"damaged: {row.run_id}, row {row.row}: {row.cause}" for row in group.damaged]
     for group in shown:
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []

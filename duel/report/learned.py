@@ -26,6 +26,7 @@ from duel.tries import counted
 POINT = 0.01  # accuracies within it of each other are equivalent
 FEWEST_SEEDS = 5
 EQUIVALENT = 0.90  # confidence of the interval that must lie within it: two one-sided tests at 5 % (Schuirmann 1987)
+EQUAL, UNDECIDED = "equivalent within 1 point", "undecided"
 NAMES = {"jax": "JAX", "pytorch": "PyTorch"}
 
 
@@ -54,10 +55,10 @@ class Difference:
     @property
     def verdict(self) -> str:
         if self.low >= -POINT and self.high <= POINT:
-            return "equivalent within 1 point"
+            return EQUAL
         if self.low > 0 or self.high < 0:
             return f"{'JAX' if self.mean > 0 else 'PyTorch'} is more accurate"
-        return "undecided"
+        return UNDECIDED
 
 
 def is_training(rows: Sequence[Row]) -> bool:
@@ -72,7 +73,11 @@ def difference(rows: Sequence[Row]) -> Difference | None:
     pairs = [pair for pair in partners(rows) if pair[0].comparable]
     if any(one.comparable != COMPARABLE for one, _ in pairs):
         return None
-    apart = [one.top1 - other.top1 for one, other in pairs if one.top1 is not None and other.top1 is not None]
+    return _over([one.top1 - other.top1 for one, other in pairs if one.top1 is not None and other.top1 is not None])
+
+
+def _over(apart: Sequence[float]) -> Difference | None:
+    """Return the difference over seeds, each of which is ``apart`` by so much."""
     if len(apart) < FEWEST_SEEDS:
         return None
     from scipy import special
@@ -97,11 +102,7 @@ def verdict(rows: Sequence[Row]) -> str:
         return f"{what}: {_reached(sides)}; no verdict, the loss of {names} diverged on one side or both"
     if found is not None:
         reached = _reached({name: [pair[place] for pair in pairs] for place, name in enumerate(FRAMEWORKS)})
-        interval = f"[{100 * found.low:+.2f}, {100 * found.high:+.2f}]"
-        return (
-            f"{what}: {found.verdict}: {reached}, difference {100 * found.mean:+.2f} {interval} points, 90 %, "
-            f"{found.seeds} seeds"
-        )
+        return f"{what}: {found.verdict}: {reached}, difference {_points(found)}, 90 %, {found.seeds} seeds"
     reached = _reached(sides)
     barred = [one for one, _ in pairs if one.comparable != COMPARABLE]
     if barred:
@@ -116,9 +117,45 @@ def _reached(sides: dict[str, list[Row]]) -> str:
     return ", ".join(f"{NAMES[name]} {_percent(_mean(mine, 'top1'))}" for name, mine in sides.items())
 
 
-def verdicts(rows: Sequence[Row]) -> list[str]:
-    """Return the outcome of each group of trainings among ``rows``, and after it the figures of both sides."""
-    return [text for mine in _groups(rows) for text in (verdict(mine), *_figures(mine))]
+def on_the_way(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Return in a sentence whether the two sides' curves agree after each epoch, if there is a verdict on their ends.
+
+    The curves are in the runs in ``folder``. After so many epochs, some intervals exclude 0 by chance.
+    """
+    if difference(rows) is None:
+        return []
+    reached: dict[int, dict[int, dict[str, float]]] = {}
+    for record in curves(rows, folder):
+        of_epoch = reached.setdefault(int(str(record["epoch"])), {})
+        of_epoch.setdefault(int(str(record["seed"])), {})[str(record["framework"])] = float(str(record["top1"]))
+    found = {}
+    for number, seeds in sorted(reached.items()):
+        both = [sides["jax"] - sides["pytorch"] for sides in seeds.values() if len(sides) == len(FRAMEWORKS)]
+        if number and (one := _over(both)) is not None:  # before the first epoch both have the same weights
+            found[number] = one
+    if not found:
+        return []
+    same = sum(one.verdict == EQUAL for one in found.values())
+    number, most = max(found.items(), key=lambda item: abs(item[1].mean))
+    apart = {n: one for n, one in found.items() if one.verdict not in (EQUAL, UNDECIDED)}
+    deviations = [f"{one.verdict} after epoch {n}, {_points(one)}" for n, one in apart.items()]
+    text = (
+        f"on the way: {EQUAL} after {same} of {len(found)} epochs, furthest apart after epoch {number}, {_points(most)}"
+    )
+    return ["; ".join([text, *deviations])]
+
+
+def _points(one: Difference) -> str:
+    interval = f"[{100 * one.low:+.2f}, {100 * one.high:+.2f}]"
+    return f"{100 * one.mean:+.2f} {interval} points"
+
+
+def verdicts(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Return the outcome of each group of trainings among ``rows``, and after it the figures of both sides.
+
+    Their runs are in ``folder``.
+    """
+    return [text for mine in _groups(rows) for text in (verdict(mine), *_figures(mine), *on_the_way(mine, folder))]
 
 
 def _figures(rows: Sequence[Row]) -> list[str]:

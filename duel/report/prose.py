@@ -66,7 +66,7 @@ def summary(sets: Sequence[Records]) -> list[str]:
         for mode in sorted({line.mode for line in mine}):
             found.append(_of_mode(device, mode, [line for line in mine if line.mode == mode]))
     damaged = [text for records in sets for text in records.damaged]
-    found += [f"{text}." for records in sets for text in learned.verdicts(records.rows)]
+    found += [f"{text}." for records in sets for text in learned.verdicts(records.rows, records.folder)]
     return [*found, *_trust(lines), *([f"{len(damaged)} rows cannot be used; {damaged[0]}"] if damaged else [])]
 
 
