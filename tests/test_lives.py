@@ -54,6 +54,18 @@ def seen_with(run: Run, slurm: str) -> RunView:
     return seen
 
 
+def test_what_left_the_queue_during_an_outage_of_the_accounting_is_retried_by_name_alone(training: Run) -> None:
+    """It may have been cancelled, or met its limit."""
+    silent(training, 86400)
+    seen = state._own(training)
+    state._explain(seen, None, queue.Answer([], ["sacct: no answer"], controller=True, accounting=False), False)
+    assert (seen.state, training.stored_status().state) == (LOST, RUNNING)
+    (decision,) = decided(seen)
+    assert decision.job is None
+    assert "why it ended is not known until the accounting answers" in decision.words
+    assert decided(seen, training.id)[0].continues
+
+
 def decided(seen: RunView, *named: str) -> list[resubmit.Decision]:
     return resubmit.decide([seen], [seen], set(named), None)
 

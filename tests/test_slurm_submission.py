@@ -98,6 +98,8 @@ def test_an_accounting_that_is_down_is_said_and_its_answer_not_made_up(site: Sit
     said = site.main("status")
     assert " lost " in said
     assert "the accounting is unavailable" in said
+    assert "why it ended is not known until the accounting answers" in site.main("resubmit")
+    assert site.only().id == run.id
     site.slurm.start_accounting()
     site.wait(lambda: site.statuses()[run.id]["state"] == "failed")
     assert "the code is the same, so it would fail again" in site.main("resubmit")

@@ -251,6 +251,7 @@ def _unknown(seen: RunView, answer: queue.Answer, intended: bool) -> None:
         _settle(seen, LOST, cause, why)
     else:
         seen.change(state=LOST, cause=cause, why=why)  # not in its folder: the accounting may know more
+        seen.note = "why it ended is not known until the accounting answers"
 
 
 def _forgotten(answer: queue.Answer) -> str:
