@@ -29,7 +29,8 @@ def memory(work: Any) -> dict[str, int]:
         found[profile.TEMPORARIES] = int(analysis.temp_size_in_bytes)
     if hasattr(work, "moments"):
         program = Program(work._program.as_text(), training=True)
-        found[profile.GRADIENTS] = program.handed("backward", "optimizer")
+        # What the backward pass reads, too, is no gradient: a bias's sum may be fused with the update.
+        found[profile.GRADIENTS] = program.handed("backward", "optimizer", alone=True)
         found[profile.ACTIVATIONS] = program.handed("forward", "backward")
     return found | {profile.BATCH: _bytes(work._batches[0])}
 

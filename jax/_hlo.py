@@ -146,19 +146,26 @@ class Program:
         steps = [word or number for word, number in _STEPS.findall(one.scope)][:-1]
         return next((owner for n in range(len(steps)) if (owner := ".".join(steps[n:])) in self._layers), "")
 
-    def handed(self, before: str, after: str) -> int:
-        """Return the bytes of the arrays that work of stage ``before`` leaves in memory for work of stage ``after``."""
+    def handed(self, before: str, after: str, alone: bool = False) -> int:
+        """Return the bytes of the arrays that work of stage ``before`` leaves in memory for work of stage ``after``.
+
+        ``alone``: only of those that no other stage reads.
+        """
         inner = {name for one in self.instructions.values() if one.opcode not in CONTAINERS for name in one.called}
         made: dict[str, str] = {}  # the stage that writes an array; none does that of arguments and their copies
         found = 0
         for one in self.instructions.values():
             if one.opcode in ("parameter", "constant"):
                 continue
-            sources = (made.get(operand, "") for operand in one.operands)
-            made[one.name] = self._stage(one.scope) if "/" in one.scope else next(filter(None, sources), "")
+            sources = [made[operand] for operand in one.operands if made.get(operand)]
+            if "/" not in one.scope and (one.opcode == "get-tuple-element" or not sources):
+                made[one.name] = next(iter(sources), "")
+            else:
+                made[one.name] = self._stage(self._scope(one))
             view = one.opcode in VIEWS or one.shape.startswith("(")
             if made[one.name] == before and not view and one.computation not in inner:
-                found += one.bytes if after in self._readers(one.name) else 0
+                readers = self._readers(one.name)
+                found += one.bytes if after in readers and not (alone and len(readers) > 1) else 0
         return found
 
     def _readers(self, name: str) -> set[str]:
