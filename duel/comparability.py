@@ -95,8 +95,11 @@ def _unsealed(row: Row) -> str:
 def disturbances(row: Row) -> list[tuple[str, str]]:
     """Return the disturbances by others during the measurement that bar ``row``: each field, and how much.
 
-    A step that takes far longer when it is waited for may be their doing, too, or that of a wrong clock.
+    A step that takes far longer when it is waited for may be their doing, too, or that of a wrong clock. Accuracies do
+    not depend on others.
     """
+    if row.recipe:
+        return []
     total = (row.blocks or 0) + (row.left_out_blocks or 0)
     waited, timed = row.waited_seconds or 0.0, row.step_seconds_p50 or 0.0
     checks = {

@@ -182,9 +182,7 @@ class Row:
     clock_mhz: float | None = column("device clock, median over blocks", "MHz")
     clock_mhz_lowest: float | None = column("lowest device clock at the end of a block", "MHz")
     temperature_celsius: float | None = column("highest device temperature at the end of a block", "degrees C")
-    foreign_load: float | None = column(
-        "share of the usable CPUs' time taken by others, mean over blocks", "share of 1"
-    )
+    foreign_load: float | None = column("share of the usable CPUs' time taken by others, mean", "share of 1")
     ecc_errors: int | None = column("uncorrected memory errors since the driver was loaded")
     step_flops: int | None = column("FLOPs of a step by the analytic table, two per multiply-add", "FLOP")
     matmul_flops_per_second: float | None = column(
@@ -215,6 +213,7 @@ class Row:
     training_seconds: float | None = column("time of all epochs, without their evaluations", "s")
     training_joules: float | None = column("energy of all epochs, without their evaluations", "J")
     waiting_share: float | None = column("share of training_seconds spent waiting for data", "share of 1")
+    disturbed_share: float | None = column("share of training_seconds with throttling or other work", "share of 1")
     trained_per_second: float | None = column("samples trained on / training_seconds", "samples/s")
     seconds_to_target: float | None = column("training_seconds until target_accuracy was reached", "s")
     joules_to_target: float | None = column("training_joules until target_accuracy was reached", "J")

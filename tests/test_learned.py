@@ -65,6 +65,17 @@ def test_sides_on_different_machines_are_compared_by_accuracy_alone() -> None:
     assert "training time" in {line[0] for line in learned.table([jax, waits]).lines}, "it has no machine yet"
 
 
+def test_times_that_others_disturbed_are_not_compared(tmp_path: Path) -> None:
+    jax, pytorch = (row(name, 0, 0.9, comparable=None) for name in FRAMEWORKS)
+    for column, share, why in (("foreign_load", 0.46, "46% of the CPUs' time"), ("disturbed_share", 0.4, "40% of its")):
+        beside = pytorch.replace(**{column: share})
+        assert comparability.disturbances(beside) == [], "its accuracy is the same"
+        found = learned.table([jax, beside])
+        assert not {"training time", "time of an epoch"} & {line[0] for line in found.lines}
+        assert any(f"no times or energy: others disturbed PyTorch's seed 0 ({why}" in note for note in found.notes)
+        assert "no times or energy" in learned.verdicts([jax, beside], tmp_path)[1]
+
+
 def test_what_a_training_took_is_told_by_epoch_and_without_waiting(tmp_path: Path) -> None:
     spent = {"training_seconds": 8.0, "training_joules": 100.0, "trained_per_second": 90.0, "waiting_share": 0.1}
     rows = [row(name, 0, 0.9, **spent) for name in FRAMEWORKS]

@@ -17,6 +17,7 @@ from duel.measure import learning
 from duel.measure.checkpoint import Checkpoints
 from duel.measure.device import ALONE
 from duel.measure.learning import _Training
+from duel.measure.watch import Conditions
 from duel.recipes import Recipe
 from duel.record import Row
 from duel.results import Run
@@ -29,6 +30,7 @@ class Clock:
     """A clock that only steps and checkpoints move, which draw a watt."""
 
     now = 0.0
+    load: tuple[float | None, ...] = ()  # that others have between readings of an epoch
 
     def perf_counter(self) -> float:
         return self.now
@@ -38,6 +40,12 @@ class Clock:
 
     def used(self, before: list[float]) -> float:
         return self.now - before[0]
+
+    def begin(self) -> None:
+        self.others = iter(self.load)
+
+    def block(self) -> Conditions:
+        return Conditions(foreign_load=next(self.others, 0.0))
 
     no_counter = ""
 
@@ -142,6 +150,23 @@ def test_energy_is_read_often_enough_for_counters_that_wrap(
     monkeypatch.setattr(stand_ins, "used", lambda before: (stand_ins.now - before[0]) % wraps, raising=False)
     one, _ = training(tmp_path, stand_ins)
     assert one.run()["training_joules"] == 2 * STEPS * SECOND
+
+
+def test_what_others_took_meanwhile_is_recorded(
+    tmp_path: Path, stand_ins: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "REPORT_SECONDS", 0.5)
+    stand_ins.load = (0.5, 0.04)  # of the three steps of an epoch
+    one, _ = training(tmp_path, stand_ins)
+    columns = one.run()
+    assert columns["foreign_load"] == pytest.approx((0.5 + 0.04) / STEPS)
+    assert columns["disturbed_share"] == pytest.approx(1 / STEPS)
+    stand_ins.load = (0.5, None)
+    (tmp_path / "silent").mkdir()
+    one, _ = training(tmp_path / "silent", stand_ins)
+    columns = one.run()
+    assert columns["foreign_load"] is None
+    assert "foreign_load" in columns["missing"]
 
 
 def test_times_of_several_machines_are_not_those_of_one(tmp_path: Path, stand_ins: Clock) -> None:

@@ -62,6 +62,8 @@ class Course:
     seconds: float = 0.0
     waiting: float = 0.0
     joules: float | None = 0.0  # None once it could not be measured
+    foreign: float | None = 0.0  # of all epochs: others' CPU seconds by usable CPU; None once they are not known
+    disturbed: float = 0.0  # of all epochs: seconds in which conditions had a fault
     places: list[str] = field(default_factory=list)  # machines and devices that it was trained on
 
 

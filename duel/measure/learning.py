@@ -28,7 +28,7 @@ ASKED = 20  # steps between two questions to all devices
 TOLD_TO_END = 128 + signal.SIGTERM
 OF_MACHINE = (
     *("training_seconds", "training_joules", "waiting_share", "trained_per_second"),
-    *("seconds_to_target", "joules_to_target"),
+    *("seconds_to_target", "joules_to_target", "foreign_load", "disturbed_share"),
 )
 
 
@@ -99,6 +99,7 @@ class _Training:
         cpus = len(probes.usable_cpus())
         self._threads = max(1, cpus // 2) if m.device.kind == "cpu" else min(cpus, MOST_THREADS)
         self._since = 0  # the step at which this process began to train
+        self._looked = 0.0  # when conditions and energy were last read
         self._told = False
         signal.signal(signal.SIGTERM, self._tell)
 
@@ -170,7 +171,9 @@ class _Training:
 
     def _begin(self) -> tuple[float, list[float]]:
         """Return when the epoch would have begun if it had been trained without a break, and the energy counters."""
-        return time.perf_counter() - self._course.seconds, self._m.watch.counters()
+        self._m.watch.begin()
+        self._looked = time.perf_counter()
+        return self._looked - self._course.seconds, self._m.watch.counters()
 
     def _close(self, begun: tuple[float, list[float]], handles: list[Any]) -> None:
         """Wait for the steps under way, and add the time and energy since ``_begin`` to the epoch's."""
@@ -181,9 +184,16 @@ class _Training:
         self._metered(before)
 
     def _metered(self, before: list[float]) -> list[float]:
-        """Add the energy since ``before`` to the epoch; return the counters now: those of CPUs wrap within minutes."""
-        course, used = self._course, self._m.watch.used(before)
+        """Add what was used and disturbed since the last call; return the energy counters now.
+
+        ``before`` has what they were then: those of CPUs wrap within minutes.
+        """
+        course, used, conditions = self._course, self._m.watch.used(before), self._m.watch.block()
         course.joules = None if used is None or course.joules is None else course.joules + used
+        now, load = time.perf_counter(), conditions.foreign_load
+        span, self._looked = now - self._looked, now
+        course.foreign = None if load is None or course.foreign is None else course.foreign + load * span
+        course.disturbed += span if conditions.faults else 0.0
         return self._m.watch.counters()
 
     def _is_due(self, since: float) -> bool:
@@ -286,10 +296,13 @@ class _Training:
             "training_seconds": seconds,
             "training_joules": known_joules,
             "waiting_share": waiting / seconds,
+            "foreign_load": None if self._course.foreign is None else self._course.foreign / seconds,
+            "disturbed_share": self._course.disturbed / seconds,
             "trained_per_second": samples / seconds,
             "seen_sha256": self._course.seen,
         }
         missing = {"top5": "five classes or fewer", "training_joules": self._m.watch.no_counter}
+        missing["foreign_load"] = "not reported by the kernel (/proc/stat)"
         if target is None:
             missing |= dict.fromkeys(("seconds_to_target", "joules_to_target"), "no target was given")
         elif last.top1 < target:

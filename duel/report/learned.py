@@ -13,7 +13,7 @@ from pathlib import Path
 
 from duel import recipes
 from duel.catalogue import FRAMEWORKS
-from duel.comparability import COMPARABLE, machines_apart, partners
+from duel.comparability import COMPARABLE, FOREIGN_LOAD, LEFT_OUT, machines_apart, partners
 from duel.files import Damaged, fitting, read
 from duel.record import Row
 from duel.report.figure_data import Record
@@ -26,6 +26,7 @@ from duel.tries import counted
 POINT = 0.01  # accuracies within it of each other are equivalent
 FEWEST_SEEDS = 5
 EQUIVALENT = 0.90  # confidence of the interval that must lie within it: two one-sided tests at 5 % (Schuirmann 1987)
+UNTIMED = "no times or energy"
 EQUAL, UNDECIDED = "equivalent within 1 point", "undecided"
 NAMES = {"jax": "JAX", "pytorch": "PyTorch"}
 
@@ -165,6 +166,7 @@ def _figures(rows: Sequence[Row]) -> list[str]:
         f"{name}: {', '.join(f'{side} {cell}' for side, cell in zip(sides, cells, strict=True) if cell)}"
         for name, *cells in found.lines
     ]
+    texts += [note for note in found.notes if note.startswith(UNTIMED)]
     return [f"{found.head[0].capitalize()}: {'; '.join(texts)}"] if texts else []
 
 
@@ -181,8 +183,8 @@ def table(rows: Sequence[Row]) -> Table:
     """Return both sides beside each other: means over seeds, with the lowest and highest accuracy."""
     rows = counted(rows)
     sides = _sides(rows)
-    apart = ", ".join(_machines_apart(rows))
-    shown = _LINES if apart else _LINES + _OF_MACHINE
+    apart, disturbed = ", ".join(_machines_apart(rows)), ", ".join(_disturbed(rows))
+    shown = _LINES if apart or disturbed else _LINES + _OF_MACHINE
     lines = [[text, *(cell(mine) for mine in sides.values())] for text, cell in shown]
     lines = [line for line in lines if any(line[1:])]
     found = recipes.recipe(str(rows[0].benchmark), str(rows[0].dataset), rows[0].epochs, rows[0].batch_size)
@@ -190,7 +192,8 @@ def table(rows: Sequence[Row]) -> Table:
     notes += [f"published aim: {_percent(found.aim)} top-1"] if found.aim else []
     notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
     notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
-    notes += [f"no times or energy: the sides of seed {apart} ran on different machines or devices"] if apart else []
+    notes += [f"{UNTIMED}: the sides of seed {apart} ran on different machines or devices"] if apart else []
+    notes += [f"{UNTIMED}: others disturbed {disturbed}"] if disturbed else []
     notes += [
         f"damaged: {row.run_id}, row {row.row} does not say how many epochs it trained"
         for mine in sides.values()
@@ -207,14 +210,26 @@ def _machines_apart(rows: Sequence[Row]) -> list[str]:
     return [str(one.seed) for one, other in both if machines_apart(one, other)]
 
 
+def _disturbed(rows: Sequence[Row]) -> list[str]:
+    """Return the trainings whose times are not those of an undisturbed machine, and why."""
+    found = []
+    for row in rows:
+        load, share = row.foreign_load or 0.0, row.disturbed_share or 0.0
+        why = f"{load:.0%} of the CPUs' time" if load > FOREIGN_LOAD else f"{share:.0%} of its time"
+        if load > FOREIGN_LOAD or share > LEFT_OUT:
+            found.append(f"{NAMES[str(row.framework)]}'s seed {row.seed} ({why})")
+    return found
+
+
 def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
     """Return a record for each epoch of each training of ``rows``, whose runs are in ``folder``.
 
-    Without times and energy where the sides of a group ran on different machines: a figure would compare these.
+    Without times and energy where the sides of a group ran on different machines, or others disturbed them: a figure
+    would compare these.
     """
     found = []
     groups = _groups(rows)
-    apart = {row.group for mine in groups if _machines_apart(mine) for row in mine}
+    apart = {row.group for mine in groups if _machines_apart(mine) or _disturbed(mine) for row in mine}
     for row in (row for mine in groups for row in mine):
         file = Run(folder / "runs" / str(row.run_id)).curve_file(row)
         try:
