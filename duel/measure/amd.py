@@ -42,7 +42,7 @@ class AmdGpu(Gpu):
             handles = dict(enumerate(amdsmi.amdsmi_get_processor_handles()))
             if chosen in handles:
                 found = str(amdsmi.amdsmi_get_gpu_asic_info(handles[chosen])["market_name"])
-        except Exception as error:  # whatever it raises, work goes on without it
+        except Exception as error:  # whatever it raises, work goes on without it, and its columns say why
             raise LookupError(cls._said(error, amdsmi)) from error
         if chosen not in handles:
             raise LookupError(f"amdsmi: device {chosen} is not among {len(handles)}")

@@ -41,7 +41,7 @@ class Gpu:
                 pynvml.nvmlDeviceGetHandleByIndex(int(chosen)) if by_index else pynvml.nvmlDeviceGetHandleByUUID(chosen)
             )
             found = pynvml.nvmlDeviceGetName(handle)
-        except Exception as error:  # whatever it raises, work goes on without it
+        except Exception as error:  # whatever it raises, work goes on without it, and its columns say why
             raise LookupError(cls._said(error, pynvml)) from error
         found = found.decode() if isinstance(found, bytes) else str(found)
         if found != name:
@@ -56,7 +56,7 @@ class Gpu:
     def _ask(self, what: str, query: Query) -> Any:
         try:
             return query(self._library, self._handle)
-        except Exception as error:  # whatever it raises, work goes on without it
+        except Exception as error:  # whatever it raises becomes the reason for an empty column
             self.failures[what] = self._said(error, self._library)
             return None
 
