@@ -67,12 +67,12 @@ def test_sides_on_different_machines_are_compared_by_accuracy_alone() -> None:
 
 def test_times_that_others_disturbed_are_not_compared(tmp_path: Path) -> None:
     jax, pytorch = (row(name, 0, 0.9, comparable=None) for name in FRAMEWORKS)
-    for column, share, why in (("foreign_load", 0.46, "46% of the CPUs' time"), ("disturbed_share", 0.4, "40% of its")):
+    for column, share, why in (("foreign_load", 0.46, "others took 46%"), ("disturbed_share", 0.4, "throttling or")):
         beside = pytorch.replace(**{column: share})
         assert comparability.disturbances(beside) == [], "its accuracy is the same"
         found = learned.table([jax, beside])
         assert not {"training time", "time of an epoch"} & {line[0] for line in found.lines}
-        assert any(f"no times or energy: others disturbed PyTorch's seed 0 ({why}" in note for note in found.notes)
+        assert any(f"no times or energy: disturbed were PyTorch's seed 0 ({why}" in note for note in found.notes)
         assert "no times or energy" in learned.verdicts([jax, beside], tmp_path)[1]
 
 
@@ -136,6 +136,10 @@ def test_curves_that_part_on_the_way_are_named_though_they_end_alike(tmp_path: P
     assert text.endswith(said)
     assert text in learned.verdicts(rows, tmp_path)
     assert learned.on_the_way(rows[1:], tmp_path) == [], "four seeds"
+    lost = [one.replace(row=9, seed=9, repeat=9, status="failed", comparable=None) for one in (rows[0], rows[5])]
+    assert learned.on_the_way([*rows, *lost], tmp_path) == [text]
+    Run(tmp_path / "runs" / "jax").curve_file(rows[0]).unlink()
+    assert learned.on_the_way(rows, tmp_path) == [], "the curves of four seeds"
 
 
 def test_a_seed_that_is_barred_is_named_and_the_others_make_no_verdict_without_it() -> None:

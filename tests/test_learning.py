@@ -47,7 +47,7 @@ class Clock:
     def block(self) -> Conditions:
         return Conditions(foreign_load=next(self.others, 0.0))
 
-    no_counter = ""
+    no_counter = untold = ""
 
 
 class Work:
@@ -167,6 +167,12 @@ def test_what_others_took_meanwhile_is_recorded(
     columns = one.run()
     assert columns["foreign_load"] is None
     assert "foreign_load" in columns["missing"]
+    stand_ins.load, stand_ins.untold = (), "throttling (NVML: denied)"
+    (tmp_path / "denied").mkdir()
+    one, _ = training(tmp_path / "denied", stand_ins)
+    columns = one.run()
+    assert columns["disturbed_share"] is None, "a zero would claim that nothing throttled"
+    assert columns["missing"]["disturbed_share"] == "not reported: throttling (NVML: denied)"
 
 
 def test_times_of_several_machines_are_not_those_of_one(tmp_path: Path, stand_ins: Clock) -> None:

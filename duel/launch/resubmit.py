@@ -180,7 +180,7 @@ def _decide(
     if kept := _kept_elsewhere(seen):
         return [Decision(seen, None, f"{text}; {kept}")]
     if seen.state == LOST and seen.note and not named:
-        return [Decision(seen, None, f"{text}; {seen.note}; before that it is retried by name: 'resubmit {seen.id}'")]
+        return [Decision(seen, None, f"{text}; {seen.note}; until then retried only by name: 'resubmit {seen.id}'")]
     if seen.damaged:
         return [Decision(seen, None, f"{text}; {seen.damaged}: start it again with main.py --benchmark")]
     job = seen.job

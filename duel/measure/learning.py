@@ -284,7 +284,7 @@ class _Training:
         waiting = sum(epoch.waiting for epoch in epochs)
         joules = [epoch.joules for epoch in epochs]
         known_joules = None if None in joules else sum(cast(list[float], joules))
-        samples = self._recipe.batch_size * self._course.step
+        samples, disturbed = self._recipe.batch_size * self._course.step, self._course.disturbed / seconds
         columns: Columns = {
             "trained_epochs": last.number,
             "top1_before": first.top1,
@@ -297,12 +297,13 @@ class _Training:
             "training_joules": known_joules,
             "waiting_share": waiting / seconds,
             "foreign_load": None if self._course.foreign is None else self._course.foreign / seconds,
-            "disturbed_share": self._course.disturbed / seconds,
+            "disturbed_share": disturbed if disturbed or not self._m.watch.untold else None,
             "trained_per_second": samples / seconds,
             "seen_sha256": self._course.seen,
         }
         missing = {"top5": "five classes or fewer", "training_joules": self._m.watch.no_counter}
         missing["foreign_load"] = "not reported by the kernel (/proc/stat)"
+        missing["disturbed_share"] = f"not reported: {self._m.watch.untold}"
         if target is None:
             missing |= dict.fromkeys(("seconds_to_target", "joules_to_target"), "no target was given")
         elif last.top1 < target:

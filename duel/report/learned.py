@@ -121,18 +121,22 @@ def _reached(sides: dict[str, list[Row]]) -> str:
 def on_the_way(rows: Sequence[Row], folder: Path) -> list[str]:
     """Return in a sentence whether the two sides' curves agree after each epoch, if there is a verdict on their ends.
 
-    The curves are in the runs in ``folder``. After so many epochs, some intervals exclude 0 by chance.
+    The curves are in the runs in ``folder``; epochs that not all seeds have on both sides are left out. After so many
+    epochs, some intervals exclude 0 by chance.
     """
-    if difference(rows) is None:
+    ends = difference(rows)
+    if ends is None:
         return []
+    compared = [row for pair in partners(rows) if pair[0].comparable for row in pair]
     reached: dict[int, dict[int, dict[str, float]]] = {}
-    for record in curves(rows, folder):
+    for record in curves(compared, folder):
         of_epoch = reached.setdefault(int(str(record["epoch"])), {})
         of_epoch.setdefault(int(str(record["seed"])), {})[str(record["framework"])] = float(str(record["top1"]))
     found = {}
     for number, seeds in sorted(reached.items()):
         both = [sides["jax"] - sides["pytorch"] for sides in seeds.values() if len(sides) == len(FRAMEWORKS)]
-        if number and (one := _over(both)) is not None:  # before the first epoch both have the same weights
+        # Before the first epoch both have the same weights. Fewer seeds than at the end would be a choice among them.
+        if number and len(both) == ends.seeds and (one := _over(both)) is not None:
             found[number] = one
     if not found:
         return []
@@ -193,7 +197,7 @@ def table(rows: Sequence[Row]) -> Table:
     notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
     notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
     notes += [f"{UNTIMED}: the sides of seed {apart} ran on different machines or devices"] if apart else []
-    notes += [f"{UNTIMED}: others disturbed {disturbed}"] if disturbed else []
+    notes += [f"{UNTIMED}: disturbed were {disturbed}"] if disturbed else []
     notes += [
         f"damaged: {row.run_id}, row {row.row} does not say how many epochs it trained"
         for mine in sides.values()
@@ -215,7 +219,8 @@ def _disturbed(rows: Sequence[Row]) -> list[str]:
     found = []
     for row in rows:
         load, share = row.foreign_load or 0.0, row.disturbed_share or 0.0
-        why = f"{load:.0%} of the CPUs' time" if load > FOREIGN_LOAD else f"{share:.0%} of its time"
+        why = f"others took {load:.0%} of the CPUs' time" if load > FOREIGN_LOAD else ""
+        why = why or f"throttling or other work in {share:.0%} of it"
         if load > FOREIGN_LOAD or share > LEFT_OUT:
             found.append(f"{NAMES[str(row.framework)]}'s seed {row.seed} ({why})")
     return found
