@@ -124,12 +124,21 @@ def path(run: Path, row: int) -> Path:
     return run / "profiles" / f"{row:03d}.json"
 
 
+_KNOWN = {*kinds.ORDER, kinds.IDLE}
+
+
 def read(run: Path, row: int) -> Profile | None:
-    """Return the profile of ``row`` in the folder of a run, None if there is none. Raises Damaged."""
+    """Return the profile of ``row`` in the folder of a run, None if there is none. Raises Damaged.
+
+    Kinds of work that this version does not know are *other*.
+    """
     try:
-        return read_record(path(run, row), Profile)
+        found = read_record(path(run, row), Profile)
     except FileNotFoundError:
         return None
+    for item in (*found.parts, *found.longest, *found.timeline):
+        item.kind = item.kind if item.kind in _KNOWN else kinds.OTHER
+    return found
 
 
 def write(run: Path, profile: Profile) -> None:

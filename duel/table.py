@@ -83,6 +83,15 @@ def write_rows(path: Path, rows: list[Row]) -> None:
     write_atomically(path, (HEADER + _text(rows)).decode())
 
 
+def tidy(lines: Iterable[Iterable[object]]) -> str:
+    """Return ``lines`` as CSV for others to read. A bare carriage return, which would end a line, becomes a space."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(
+        [value.replace("\r", " ") if isinstance(value, str) else value for value in line] for line in lines
+    )
+    return text.getvalue()
+
+
 def _text(rows: Iterable[Row]) -> bytes:
     return _lines(row.to_csv() for row in rows)
 

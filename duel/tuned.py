@@ -153,11 +153,12 @@ def again(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
     return found[0][:most], found[1][:most]
 
 
-def found_for(row: Row, results: Path, microbatch: int | None = None) -> tuple[str | None, str]:
+def found_for(row: Row, results: Path, microbatches: Sequence[int | None] = (None,)) -> tuple[str | None, str]:
     """Return the mode that ``tuned`` stands for in ``row``, None without a search, and a text on how it was found.
 
-    ``microbatch`` is what was asked for, which the row no longer tells. Raises Damaged if the device's file is not one
-    of ours.
+    ``microbatches`` are those under which the search may be stored, the first found counts: what was asked for, which
+    the row no longer tells, and None if that is the device's own. Raises Damaged if the device's file is not one of
+    ours.
     """
     file = path(results, str(row.device_name))
     stored, where = read(file), f"results/tuned/{file.name}"
@@ -167,8 +168,9 @@ def found_for(row: Row, results: Path, microbatch: int | None = None) -> tuple[s
         return None, f"{where} is of {stored.device_name}, the set for a {row.device_kind}"
     samples = (row.batch_size or 0) // (row.device_count or 1)
     module = USE_CASES[row.use_case or 0].module
-    point = (row.framework, row.benchmark, row.size, row.precision, module, row.product, samples, microbatch)
-    choice = next((one for one in stored.choices if one.point == point), None)
+    point = (row.framework, row.benchmark, row.size, row.precision, module, row.product, samples)
+    choices = {one.point: one for one in stored.choices}
+    choice = next((choices[*point, one] for one in microbatches if (*point, one) in choices), None)
     if choice is None:
         return None, f"not searched in {where}, the set for a {row.device_kind}"
     notes = [f"the best of {choice.count} by {choice.run_id}"]

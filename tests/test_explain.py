@@ -110,6 +110,16 @@ def test_the_parts_of_a_step_add_up_to_its_wall_time() -> None:
     assert found.explained == pytest.approx(2 / 3)
 
 
+def test_a_kind_of_work_that_another_version_knows_is_other(tmp_path: Path) -> None:
+    parts = [Part("telepathy", "", "", 1.0), Part(kinds.IDLE, "", "", 2.0)]
+    found = Profile("run", 0, "jax", parts=parts, timeline=[profile.Bar(0.0, 1.0, "telepathy", "")])
+    profile.write(tmp_path, found)
+    read = profile.read(tmp_path, 0)
+    assert read is not None
+    assert [part.kind for part in read.parts] == [kinds.OTHER, kinds.IDLE]
+    assert read.timeline[0].kind == kinds.OTHER
+
+
 def test_a_part_is_counted_if_the_flop_of_all_its_kernels_are() -> None:
     kernels = [kernel(0.0, 1.0, "dot"), kernel(1.0, 2.0, "dot", counted=False), kernel(2.0, 3.0)]
     found = Profile("run", 0, "jax")

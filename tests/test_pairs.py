@@ -158,7 +158,7 @@ def test_repeats_of_a_side_must_have_been_alike() -> None:
     assert found.verdict == "no ratio: COMPARABLE, but repeats differ: packages_sha256 of jax"
 
 
-@pytest.mark.parametrize("name", ["packages_sha256", "code_sha256", "switches", "framework_version"])
+@pytest.mark.parametrize("name", ["packages_sha256", "code_sha256", "switches", "framework_version", "cpus"])
 def test_a_run_that_continued_otherwise_than_it_began_makes_no_ratio(name: str) -> None:
     """As after 'make envs' or 'tune': each part is alike within itself."""
     rows = [row.replace(attempt=1 + (row.repeat or 0) // 4) for row in sides([1.5] * 8)]
@@ -176,6 +176,13 @@ def test_a_slower_start_is_made_up_for_after_some_steps() -> None:
     assert never.break_even_steps is None
 
 
+def test_a_side_that_took_no_step_has_no_time_until_its_first() -> None:
+    rows = [row.replace(first_step_seconds=None) if row.framework == "jax" else row for row in sides([2.0] * 4)]
+    (found,) = outcomes(rows)
+    assert (found.starts[0], found.break_even_steps) == (None, None)
+    assert found.starts[1] is not None
+
+
 def test_nothing_that_sessions_must_share_is_forgotten() -> None:
     versions = "code_sha256 framework_version python_version packages_sha256"
-    assert set(itself.ALIKE) == {*f"{versions} switches variables execution device_name".split()}
+    assert set(itself.ALIKE) == {*f"{versions} switches variables execution device_name mig driver cpus".split()}

@@ -15,12 +15,16 @@ from conftest import ROOT
 from golden import regenerate
 from hypothesis import given
 from hypothesis import strategies as st
+from test_comparability import judged
+from test_pairs import sides
 
 from duel import table
 from duel.errors import UserError
 from duel.files import locked, process_started, write_atomically
 from duel.job import Job
 from duel.record import CELL, LEARNED, NOT_YET, Row
+from duel.report import points
+from duel.report.pairs import outcomes
 from duel.results import Results, Run
 from duel.states import STATES, TERMINAL
 from duel.status import Owner, this_process
@@ -308,3 +312,10 @@ def test_only_one_process_holds_a_lock(tmp_path: Path) -> None:
 def test_the_words_of_a_status() -> None:
     assert set(STATES) == {"queued", "running", "finished", "failed", "cancelled", "lost", "skipped"}
     assert set(STATES) - TERMINAL == {"queued", "running"}
+
+
+def test_a_carriage_return_in_a_text_does_not_end_its_line(tmp_path: Path) -> None:
+    """As a value of a variable has that was set by a line of a file from Windows."""
+    (line,) = points.lines(outcomes(judged(sides([1.5] * 4))))
+    points.write(tmp_path / points.NAME, [dataclasses.replace(line, why="XLA_FLAGS: --x\r | not set")])
+    assert [one.why for one in points.read(tmp_path / points.NAME)] == ["XLA_FLAGS: --x  | not set"]

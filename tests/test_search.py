@@ -215,8 +215,13 @@ def test_a_microbatch_that_was_asked_for_is_a_point_of_its_own(tmp_path: Path) -
     for row in search.rows(run, [planned], 1, tmp_path):
         run.write_row(row.replace(run_id=run.id, status=FINISHED, throughput=1.0))
     assert tuned.found_for(here.replace(microbatch=16), tmp_path) == (SET, "the best of 2 by usual")
-    assert tuned.found_for(planned, tmp_path, 8) == ("default", f"the best of 1 by {run.id}")
-    assert tuned.found_for(planned, tmp_path, 4)[0] is None
+    assert tuned.found_for(planned, tmp_path, [8]) == ("default", f"the best of 1 by {run.id}")
+    assert tuned.found_for(planned, tmp_path, [8, None]) == ("default", f"the best of 1 by {run.id}")
+    assert tuned.found_for(planned, tmp_path, [4]) == (
+        None,
+        "not searched in results/tuned/amd-epyc-9b14.json, the set for a cpu",
+    )
+    assert tuned.found_for(planned, tmp_path, [4, None]) == (SET, "the best of 2 by usual")
 
 
 def test_cudnn_is_not_tried_on_an_amd_gpu() -> None:

@@ -68,10 +68,14 @@ def test_one_switch_gets_nothing_of_what_a_search_chose(framework: str, found: s
     assert waterfalls(outcomes(searched)) == []
 
 
-def test_a_waterfall_is_of_one_version() -> None:
+@pytest.mark.parametrize(
+    "other", [{"framework_version": "9.9"}, {"device_name": "another"}, {"driver": "another"}, {"cpus": 8}]
+)
+def test_a_waterfall_is_of_one_version_and_device(other: dict[str, Any]) -> None:
     rows = measured({"default": 0.5, "tuned": 2.0}, use_case=3, product="sum")
-    newer = [row.replace(framework_version="9.9") if row.mode == "tuned" else row for row in rows]
-    assert waterfalls(outcomes(newer)) == []
+    assert waterfalls(outcomes(rows))
+    elsewhere = [row.replace(**other) if row.mode == "tuned" else row for row in rows]
+    assert waterfalls(outcomes(elsewhere)) == []
 
 
 def test_a_switch_that_needs_another_is_turned_on_behind_it_and_leaves_with_it() -> None:

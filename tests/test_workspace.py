@@ -1,6 +1,7 @@
 """The workspace of Weights & Biases, as far as it goes without an account."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_comparability import judged
@@ -37,3 +38,12 @@ def test_the_summary_of_a_run_has_its_ratio_and_says_that_a_session_makes_no_ver
     assert found["pair/comparable"] == COMPARABLE
     assert found["pair/ratio"] == pytest.approx(1.5)
     assert found["pair/verdict"] == "no verdict in one session: JAX / PyTorch 1.5, of 4 pairs"
+
+
+@pytest.mark.parametrize("fault", [{"weights_sha256": "c" * 64}, {"throughput": 0.0}, {"blocks": 1}])
+def test_the_summary_has_no_ratio_of_the_pairs_that_are_left(fault: dict[str, Any]) -> None:
+    rows = sides([1.5] * 4)
+    rows[3] = rows[3].replace(**fault)
+    found = sinks._of_pairs(judged(rows))
+    assert "pair/comparable" in found
+    assert not {"pair/ratio", "pair/verdict"} & set(found)

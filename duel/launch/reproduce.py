@@ -175,6 +175,9 @@ def _with_reason(verdict: str, one: Judged) -> str:
     return f"{text} ({one.elsewhere})" if one.elsewhere else text
 
 
+_OTHERS = {"code_sha256": "other code", "switches": "other switches", "cpus": "another number of CPUs"}
+
+
 def _elsewhere(before: Outcome, now: Outcome) -> str:
     """Return on which other device, and with which other versions, ``now`` was measured; empty if with the same."""
     old, new = ([row for pair in outcome.pairs for row in pair] for outcome in (before, now))
@@ -185,7 +188,8 @@ def _elsewhere(before: Outcome, now: Outcome) -> str:
     versions = [f"{row.framework} {row.framework_version}" for row in others]
     pythons = set(_values(new, "python_version")) - set(_values(old, "python_version"))
     versions += [f"Python {version}" for version in sorted(pythons)]
-    versions += ["other code"] if set(_values(new, "code_sha256")) - set(_values(old, "code_sha256")) else []
+    for column, what in _OTHERS.items():
+        versions += [what] if set(_values(new, column)) - set(_values(old, column)) else []
     return ", ".join([*texts, *([f"with {', '.join(versions)}"] if versions else [])])
 
 

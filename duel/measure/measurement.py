@@ -39,7 +39,7 @@ class Measurement:
     proved: list[str] = field(default_factory=list)
     unproved: list[str] = field(default_factory=list)  # each with the reason
     proof_seconds: float = 0.0
-    microbatch: int | None = None  # as asked for; the row has what that comes to
+    microbatches: tuple[int | None, ...] = (None,)  # as asked for, and None if it is the device's own
     next_step: int = 0
     steps_per_block: int = 1
     entry: Benchmark | None = None  # as a data set made it

@@ -92,8 +92,9 @@ def build(m: Measurement) -> Columns:
     }
     if per_sample:
         samples = (m.row.batch_size or 0) // m.world.size
-        m.microbatch = m.row.microbatch
-        microbatch = m.microbatch or fitting(samples, trainable, m.device.memory_bytes)
+        own = fitting(samples, trainable, m.device.memory_bytes)
+        microbatch = m.row.microbatch or own
+        m.microbatches = (m.row.microbatch, None) if microbatch == own else (m.row.microbatch,)
         if samples % microbatch:
             raise UserError(f"microbatch {microbatch} does not divide the batch size on a device, {samples}")
         found["microbatch"] = microbatch
@@ -156,7 +157,7 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
     """Put weights and data, or the batches already ``made``, on the device; from here on, ``work`` exists."""
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
     if modes.is_tuned(mode):
-        choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1], m.microbatch)
+        choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1], m.microbatches)
         mode = modes.in_place(mode, choice or modes.TUNED)
         m.row = m.row.replace(tuning=tuning)
     row = m.row

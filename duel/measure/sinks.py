@@ -20,7 +20,7 @@ from typing import Any
 
 from duel import files, profile
 from duel.catalogue import PAIRED
-from duel.comparability import COMPARABLE, partners
+from duel.comparability import COMPARABLE, no_figure, partners
 from duel.record import Row
 
 PROBE_SECONDS = 5
@@ -290,12 +290,8 @@ def _of_pairs(rows: list[Row]) -> dict[str, Any]:
     for point, pairs in points.items():
         prefix = "pair/" if len(points) == 1 else f"pair/{point}/"
         summary[f"{prefix}comparable"] = "; ".join(dict.fromkeys(str(one.comparable) for one, _ in pairs))
-        logs = [
-            math.log(one.throughput / other.throughput)
-            for one, other in pairs
-            if one.comparable == COMPARABLE and one.throughput and other.throughput
-        ]
-        if logs:
+        if all(row.comparable == COMPARABLE and not no_figure(row) for pair in pairs for row in pair):
+            logs = [math.log((one.throughput or math.nan) / (other.throughput or math.nan)) for one, other in pairs]
             ratio = math.exp(math.fsum(logs) / len(logs))
             summary[f"{prefix}ratio"] = ratio
             summary[f"{prefix}verdict"] = f"no verdict in one session: JAX / PyTorch {ratio:.3g}, of {len(logs)} pairs"

@@ -8,9 +8,7 @@ report.md       the text of the page, with what artifact reviewers ask for
 croissant.json  metadata of the rows, in MLCommons' vocabulary
 """
 
-import csv
 import dataclasses
-import io
 import os
 import shutil
 import subprocess
@@ -37,6 +35,7 @@ from duel.report import (
 )
 from duel.report.figure_data import Record
 from duel.report.records import Records
+from duel.table import tidy
 
 
 def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], refresh: int | None = None) -> None:
@@ -118,11 +117,8 @@ def _figures(tables: dict[str, list[Record]], folder: Path) -> list[Path]:
             for kind in ("csv", "svg", "pdf"):
                 (folder / f"{name}.{kind}").unlink(missing_ok=True)
             continue
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(records[0])
-        writer.writerows(record.values() for record in records)  # all have the same keys in the same order
-        write_atomically(folder / f"{name}.csv", text.getvalue())
+        lines = [list(records[0]), *(record.values() for record in records)]  # all have the same keys in the same order
+        write_atomically(folder / f"{name}.csv", tidy(lines))
     copies = {Path(shutil.copy(str(script.__file__), folder)): script.DRAW for script in (figures, profile_figures)}
     return [copy for copy, draws in copies.items() if any(tables.get(name) for name in draws)]
 

@@ -12,7 +12,7 @@ from duel.files import locked
 from duel.modes import DEFAULT
 from duel.record import CELL
 from duel.report import compare, reproduction
-from duel.report.itself import versions
+from duel.report.itself import surroundings
 from duel.report.sessions import over_sessions
 from duel.report.shares import SIDES, TELLING, Explained, Share, place, profiled, remedy
 from duel.results import Results, Run
@@ -52,7 +52,7 @@ def switched(found: Sequence[Explained]) -> list[str]:
     points: dict[tuple[object, ...], dict[str, Explained]] = {}
     for one in found:
         point = [getattr(one.outcome.row, name) for name in CELL if name not in ("framework", "mode")]
-        points.setdefault((*point, *versions(one.outcome.pairs[0])), {})[str(one.outcome.row.mode)] = one
+        points.setdefault((*point, *surroundings(one.outcome.pairs[0])), {})[str(one.outcome.row.mode)] = one
     lines = []
     for modes in points.values():
         for mode, after in modes.items():

@@ -15,7 +15,8 @@ from duel.report.ratios import Estimate
 
 # What processes of one point have in common; sessions that differ in it are kept apart.
 VERSIONS = ("code_sha256", "framework_version", "python_version", "packages_sha256")
-ALIKE = (*VERSIONS, "switches", "variables", "execution", "device_name")
+DEVICE = ("device_name", "mig", "driver")
+ALIKE = (*VERSIONS, "switches", "variables", "execution", *DEVICE, "cpus")
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,12 @@ class Itself:
         return not self.found.low <= 1.0 <= self.found.high
 
 
-def versions(pair: tuple[Row, Row]) -> tuple[object, ...]:
-    """Return the code and the versions of both sides, which all modes that are compared must have in common."""
-    return tuple(getattr(row, name) for row in pair for name in VERSIONS)
+def surroundings(pair: tuple[Row, Row]) -> tuple[object, ...]:
+    """Return device, code and versions of both sides, which all modes that are compared must have in common.
+
+    Without the number of CPUs, which the switch ``threads`` changes.
+    """
+    return tuple(getattr(row, name) for row in pair for name in (*VERSIONS, *DEVICE))
 
 
 def changes(pairs: Sequence[tuple[Row, Row]], columns: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duel import recipes
-from duel.catalogue import FRAMEWORKS
+from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.comparability import COMPARABLE, FOREIGN_LOAD, LEFT_OUT, machines_apart, partners
 from duel.files import Damaged, fitting, read
 from duel.record import Row
@@ -67,14 +67,18 @@ def is_training(rows: Sequence[Row]) -> bool:
 
 
 def difference(rows: Sequence[Row]) -> Difference | None:
-    """Return the difference over seeds; None for fewer than ``FEWEST_SEEDS``, or if a pair is not comparable.
+    """Return the difference over seeds; None for fewer than ``FEWEST_SEEDS``, or if a pair is lost or not comparable.
 
     Leaving that pair out would be choosing among results.
     """
     pairs = [pair for pair in partners(rows) if pair[0].comparable]
-    if any(one.comparable != COMPARABLE for one, _ in pairs):
+    if any(one.comparable != COMPARABLE for one, _ in pairs) or len(pairs) < _planned(rows):
         return None
     return _over([one.top1 - other.top1 for one, other in pairs if one.top1 is not None and other.top1 is not None])
+
+
+def _planned(rows: Sequence[Row]) -> int:
+    return max(row.repeats or 0 for row in rows)
 
 
 def _over(apart: Sequence[float]) -> Difference | None:
@@ -111,7 +115,9 @@ def verdict(rows: Sequence[Row]) -> str:
         return f"{what}: {reached}; seed{'s' * (len(barred) > 1)} {seeds} {barred[0].comparable}"
     if len(sides) < len(FRAMEWORKS):
         return f"{what}: {reached}; nothing to compare"
-    return f"{what}: {reached}; no verdict, {len(pairs)} of {FEWEST_SEEDS} seeds (--seeds {FEWEST_SEEDS})"
+    planned = _planned(rows)
+    more = "" if planned >= FEWEST_SEEDS else f" (--seeds {FEWEST_SEEDS})"
+    return f"{what}: {reached}; no verdict, {len(pairs)} of {max(planned, FEWEST_SEEDS)} seeds{more}"
 
 
 def _reached(sides: dict[str, list[Row]]) -> str:
@@ -191,9 +197,10 @@ def table(rows: Sequence[Row]) -> Table:
     shown = _LINES if apart or disturbed else _LINES + _OF_MACHINE
     lines = [[text, *(cell(mine) for mine in sides.values())] for text, cell in shown]
     lines = [line for line in lines if any(line[1:])]
-    found = recipes.recipe(str(rows[0].benchmark), str(rows[0].dataset), rows[0].epochs, rows[0].batch_size)
-    notes = [f"recipe: {rows[0].recipe}; {found.source}"]
-    notes += [f"published aim: {_percent(found.aim)} top-1"] if found.aim else []
+    notes = [f"recipe: {rows[0].recipe}"]
+    if rows[0].benchmark in BENCHMARKS:  # else of another version
+        found = recipes.recipe(str(rows[0].benchmark), str(rows[0].dataset), rows[0].epochs, rows[0].batch_size)
+        notes = [f"{notes[0]}; {found.source}", *([f"published aim: {_percent(found.aim)} top-1"] if found.aim else [])]
     notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
     notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
     notes += [f"{UNTIMED}: the sides of seed {apart} ran on different machines or devices"] if apart else []
@@ -247,9 +254,12 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
         what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
         common: Record = {"device_name": row.device_name, "point": what, "id": "", "mode": row.mode}
         common |= {"framework": row.framework, "seed": row.seed, "group": row.group, "run_id": row.run_id}
-        seconds, joules = 0.0, 0.0
+        seconds = 0.0
+        joules: float | None = 0.0  # None from an epoch on whose energy is not known
         for epoch in epochs:
-            seconds, joules = seconds + epoch.seconds, joules + (epoch.joules or 0.0)
+            seconds += epoch.seconds
+            if epoch.number:  # the first is before any step
+                joules = None if joules is None or epoch.joules is None else joules + epoch.joules
             spent = {"step": epoch.step, "seconds": seconds, "joules": joules or None}
             spent |= {"seconds": None, "joules": None} if row.group in apart else {}
             losses = {"training_loss": epoch.loss, "held_out_loss": epoch.held_out_loss}

@@ -109,7 +109,7 @@ def table(points: Sequence[Line]) -> str:
 def side_by_side(points: Sequence[Line]) -> str:
     """Return the ratios of each point and mode with a column for each device. Nothing is averaged over devices."""
     devices = list(dict.fromkeys(line.device_name for line in points))
-    elsewhere = [name for name in POINT if name not in ("target", "device_kind", "device_name")]
+    elsewhere = [name for name in POINT if name not in ("target", "device_kind", "device_name", "cpus")]
     found: dict[tuple[object, ...], dict[str, Line]] = {}
     for line in points:
         cells = found.setdefault(tuple(getattr(line, name) for name in (*elsewhere, "mode")), {})

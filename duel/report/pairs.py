@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, FIT, PRESETS, SESSION_SECONDS, USE_CASES
+from duel.catalogue import CLAIM_PAIRS, CLAIM_SESSIONS, FIT, FRAMEWORKS, PRESETS, SESSION_SECONDS, USE_CASES
 from duel.comparability import COMPARABLE, NOT_COMPARABLE, no_figure, partners
 from duel.record import Row
 from duel.report import ratios
@@ -15,8 +15,8 @@ from duel.report.itself import ALIKE, changes, noise_floor
 from duel.report.ratios import Pair, Ratio
 from duel.states import TERMINAL
 
-# The same in all repeats of one side, before and after an interruption; the device need not be.
-UNCHANGED = ("cell", *(name for name in ALIKE if name != "device_name"))
+# The same in all repeats of one side, before and after an interruption; which of such devices it was need not be.
+UNCHANGED = ("cell", *ALIKE)
 EQUAL = f"equal within {round(100 * (ratios.EQUAL - 1))} %"
 UNDECIDED = "undecided"
 INDICATIVE = "indicative"
@@ -175,18 +175,19 @@ class Outcome:
     @property
     def break_even_steps(self) -> float | None:
         """Steps after which the side that starts slower and runs faster has caught up, by medians; None if never."""
-        if self.found is None:
+        starts = [seconds for seconds in self.starts if seconds is not None]
+        if self.found is None or len(starts) < len(FRAMEWORKS):
             return None
         each = [[row.step_seconds_p50 or math.nan for row in pair] for pair in self.pairs]
         steps = [statistics.median(side) for side in zip(*each, strict=True)]
-        slower, gain = self.starts[0] - self.starts[1], steps[1] - steps[0]
+        slower, gain = starts[0] - starts[1], steps[1] - steps[0]
         return slower / gain if gain and slower / gain > 0 else None
 
     @property
-    def starts(self) -> list[float]:
-        """Seconds until the first step of each side is done, the median over its processes."""
-        each = [[(r.compile_seconds or 0.0) + (r.first_step_seconds or 0.0) for r in pair] for pair in self.pairs]
-        return [statistics.median(side) for side in zip(*each, strict=True)]
+    def starts(self) -> list[float | None]:
+        """Seconds until each side's first step is done, the median over its processes; None if one took no step."""
+        each = [[(r.compile_seconds or 0.0) + (r.first_step_seconds or math.nan) for r in pair] for pair in self.pairs]
+        return [None if math.isnan(sum(side)) else statistics.median(side) for side in zip(*each, strict=True)]
 
 
 def outcomes(rows: Sequence[Row]) -> list[Outcome]:

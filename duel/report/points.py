@@ -17,9 +17,9 @@ from duel.certificate import VERIFIED
 from duel.comparability import no_figure
 from duel.modes import DEFAULT, MODES
 from duel.report import ratios
-from duel.report.itself import across, itself, versions
+from duel.report.itself import across, itself, surroundings
 from duel.report.pairs import FASTER, INDICATIVE, Outcome
-from duel.table import TABLE_BYTES
+from duel.table import TABLE_BYTES, tidy
 
 NAME = "ratios.csv"
 SEVERAL = "; "
@@ -29,7 +29,7 @@ INDICATIVE_MEANS = f"{INDICATIVE}: too few sessions for an interval"
 # What makes two lines the same point in two modes.
 POINT = (
     *("benchmark", "size", "precision", "use_case", "product", "batch_size", "microbatch", "devices", "nodes"),
-    *("scaling", "weights", "target", "device_kind", "device_name"),
+    *("scaling", "weights", "target", "device_kind", "device_name", "cpus"),
 )
 
 
@@ -156,7 +156,7 @@ def _point(outcome: Outcome) -> tuple[object, ...]:
     """Return what an outcome has in common with those of the same point in other modes."""
     names = ("device_name", "target", "weights", "device_count", "nodes", "scaling")
     what = ("benchmark", "size", "precision", "use_case", "product", "batch_size", "microbatch")
-    return (*versions(outcome.pairs[0]), *(getattr(outcome.row, name) for name in (*names, *what)))
+    return (*surroundings(outcome.pairs[0]), *(getattr(outcome.row, name) for name in (*names, *what)))
 
 
 def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which: str) -> Line:
@@ -247,13 +247,9 @@ def _proof(outcome: Outcome) -> str:
 
 
 def write(path: Path, points: Sequence[Line]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
     names = [field.name for field in fields(Line)]
-    writer.writerow(names)
     values = ([getattr(point, name) for name in names] for point in points)
-    writer.writerows(["" if value is None else value for value in each] for each in values)
-    files.write_atomically(path, text.getvalue())
+    files.write_atomically(path, tidy([names, *values]))
 
 
 def read(path: Path) -> list[Line]:

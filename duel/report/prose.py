@@ -53,7 +53,8 @@ state); Barrett et al. 2017, doi:10.1145/3133876 (warm-up); Williams et al. 2009
 LIMITS = """
 A ratio holds for the devices, versions and modes given with it. Mode default is what a newcomer gets: PyTorch
 operation by operation, JAX compiled. Mode tuned is the fastest that a search with the same budget for both sides
-found. Points exclude loading and augmenting data; trainings to accuracy include it.
+found; a point that was not searched on its device has a built-in set, and says so. Points exclude loading and
+augmenting data; trainings to accuracy include it.
 """
 
 

@@ -21,7 +21,7 @@ from duel.report.pairs import Outcome, outcomes
 from duel.report.points import Line
 from duel.report.sessions import over_sessions
 from duel.results import Results
-from duel.table import merge, read_rows
+from duel.table import merge, read_rows, tidy
 from duel.terminal import warn
 
 OUTSIDE = "outside.csv"
@@ -95,11 +95,7 @@ def read_outside(folder: Path) -> list[Outside]:
 
 
 def write_outside(folder: Path, rows: Iterable[Outside]) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(one.name for one in fields(Outside))
-    writer.writerows(astuple(one) for one in rows)
-    write_atomically(folder / OUTSIDE, text.getvalue())
+    write_atomically(folder / OUTSIDE, tidy([[one.name for one in fields(Outside)], *map(astuple, rows)]))
 
 
 def measured(results: Results, runs: Collection[str] | None = None) -> Records:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from duel import modes
 from duel.record import CELL, Row
-from duel.report.itself import versions
+from duel.report.itself import surroundings
 from duel.report.pairs import Outcome
 from duel.report.ratios import Estimate, change, estimate
 
@@ -48,12 +48,12 @@ def waterfalls(found: Sequence[Outcome], missing: bool = True) -> list[str]:
 
 
 def _waterfalls(found: Sequence[Outcome]) -> list[Waterfall]:
-    """Return the waterfalls of ``found``, each of one version; if a mode was measured again, the last counts."""
+    """Return the waterfalls of ``found``, each of one device and version; of a mode measured twice, the last counts."""
     points: dict[tuple[object, ...], dict[str, Outcome]] = {}
     for outcome in found:
         row = outcome.row
         point = [getattr(row, name) for name in CELL if name not in ("framework", "mode")]
-        points.setdefault((*point, *versions(outcome.pairs[0])), {})[str(row.mode)] = outcome
+        points.setdefault((*point, row.cpus, *surroundings(outcome.pairs[0])), {})[str(row.mode)] = outcome
     made = [_waterfall(by_mode) for by_mode in points.values()]
     return [waterfall for waterfall in made if waterfall is not None]
 
