@@ -225,8 +225,8 @@ def add_what(parser: Parser, several: bool) -> None:
         convert=batch_size_or_max if several else batch_size,
         default=(),
         metavar="N",
-        help="samples per step, one row each; per device under weak scaling, of all devices together in a training "
-        "(default: its recipe's, else what fits the device); max: the largest that 'main.py fit' found to fit",
+        help="comma-separated batch sizes, one row each: per device under weak scaling, over all devices in a training "
+        "(default: the recipe's or the catalogue's); max: the largest that 'main.py fit' found to fit",
     )
     what.add_argument(
         "--products",

@@ -72,7 +72,7 @@ def test_times_that_others_disturbed_are_not_compared(tmp_path: Path) -> None:
         assert comparability.disturbances(beside) == [], "its accuracy is the same"
         found = learned.table([jax, beside])
         assert not {"training time", "time of an epoch"} & {line[0] for line in found.lines}
-        assert any(f"no times or energy: disturbed were PyTorch's seed 0 ({why}" in note for note in found.notes)
+        assert any(f"no times or energy: disturbed trainings: PyTorch's seed 0 ({why}" in note for note in found.notes)
         assert "no times or energy" in learned.verdicts([jax, beside], tmp_path)[1]
 
 
@@ -149,7 +149,7 @@ def test_curves_that_part_on_the_way_are_named_though_they_end_alike(tmp_path: P
         )
     assert "equivalent" in learned.verdict(rows)
     (text,) = learned.on_the_way(rows, tmp_path)
-    assert text.startswith("on the way: ")
+    assert text.startswith("during training: ")
     assert text.endswith(said)
     assert text in learned.verdicts(rows, tmp_path)
     assert learned.on_the_way(rows[1:], tmp_path) == [], "four seeds"

@@ -137,7 +137,7 @@ def test_what_is_published_again_is_added_and_nothing_is_taken_out(results: Resu
     folder = results.folder / "published" / "cpu"
     (line,) = points.read(folder / "ratios.csv")
     assert (line.sessions, line.pairs, line.interval) == (3, 12, "over 3 sessions")
-    with pytest.raises(UserError, match="everything that could be is already there"):
+    with pytest.raises(UserError, match="all that qualify are already there"):
         publish(results, first, *others)
 
 
@@ -150,7 +150,7 @@ def test_tables_that_a_killed_publish_left_are_remade_by_the_next(results: Resul
     whole = {name: (folder / name).read_text() for name in stale}
     for name, text in stale.items():  # as after a kill between the rows and the tables
         (folder / name).write_text(text)
-    with pytest.raises(UserError, match="everything that could be is already there"):
+    with pytest.raises(UserError, match="all that qualify are already there"):
         publish(results, first, *others)
     assert {name: (folder / name).read_text() for name in stale} == whole != stale
 
@@ -320,7 +320,7 @@ def test_what_else_the_device_did_is_counted_beside_a_set(results: Results) -> N
     assert len(found.rows) == 16
     text = " ".join(appendix.paragraphs([found]))
     assert "Cost: 0.27 device-hours in 16 rows, all finished; 0.27 hours one after the other." in text
-    assert "Beside them 0.17 device-hours in 10 rows that are no part of it: 0.13 in 8 that did not finish" in text
+    assert "Outside the set are 0.17 device-hours in 10 rows: 0.13 in 8 that did not finish" in text
     (results.folder / "published" / "cpu" / "outside.csv").write_text("run_id,row\nx,y\n")
     assert records.published(results, "cpu").outside == []
 

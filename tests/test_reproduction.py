@@ -175,13 +175,13 @@ def test_a_layer_is_not_timed_beside_a_run(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(reproduction, "run", timed)
         monkeypatch.setattr(explain, "_explained", lambda runs, results: [of_a_layer(*LAYERS[1], target="local")])
         lines = explain.reproduce([], results, {"local": {"jax": "python", "pytorch": "python"}})
-    assert lines[-1].endswith("it shows alone")
+    assert lines[-1].endswith(": reproduced")
     assert said == ["waiting for another run on this machine to end"]
     assert others == [None]
 
 
 @pytest.mark.parametrize(
-    ("alone", "word"), [({"jax": 4.0, "pytorch": 1.0}, "shows alone"), ({"jax": 1.1, "pytorch": 1.0}, "does not show")]
+    ("alone", "word"), [({"jax": 4.0, "pytorch": 1.0}, ": reproduced"), ({"jax": 1.1, "pytorch": 1.0}, ": not reproduced")]
 )
 def test_a_difference_shows_alone_if_it_is_about_as_large_there(alone: dict[str, float], word: str) -> None:
     share = Share(kinds.CONVOLUTION, (4.0, 1.0), [-1.0])
@@ -197,7 +197,7 @@ def test_a_side_without_separate_work_is_named_and_its_script_finds_out_itself_h
     found = reproduction.largest(one)
     assert found.share.seconds == (1.0, 0.0)
     said = reproduction.verdict(found, {"jax": 3.0, "pytorch": 1.0})
-    assert "3 times PyTorch's time in JAX alone; in the model PyTorch has no separate work of this kind there" in said
+    assert "isolated, JAX takes 3 times PyTorch's time; in the model PyTorch has no separate work of this kind" in said
     assert "nan" not in said
     for script in reproduction.write(one, found, tmp_path).values():
         assert "range(calls)" in script.read_text(), "as many calls as a share of zero seconds had room for"

@@ -117,7 +117,7 @@ def test_a_verdict_that_holds_for_its_point_alone_is_drawn_as_undecided(results:
 def test_what_marks_mean_stands_below_each_table(results: Results) -> None:
     shown = made(point(1.5), point(1.2, 1, 1, benchmark="bert", pair="b"))
     starred = [line if line.p_holm is None else line.__class__(**vars(line) | {"p_holm": 0.2}) for line in shown]
-    meaning = "shown for this point alone, not among all of the set (Holm)"
+    meaning = "significant alone, but not after Holm's correction over the set"
     for text in (markdown.table(starred), markdown.summary(starred, "folder"), latex.table(starred)):
         assert meaning in text
         assert "indicative: too few sessions for an interval" in text

@@ -45,7 +45,7 @@ def options(parser: Parser) -> None:
         "--device",
         type=_chip,
         metavar="tpu:CHIP",
-        help=f"compile for it, here: {', '.join(CHIPS)} (default: try batches on the target)",
+        help=f"compile locally for: {', '.join(CHIPS)} (default: try batches on the target)",
     )
     parser.add_argument(
         "--benchmark", action=Several, convert=benchmark_names, required=True, metavar="NAME", help="names, or all"
@@ -129,8 +129,8 @@ def _tried(args: argparse.Namespace, results: "Results") -> int:
 
     if args.largest or args.limit is not None or len(args.batch_sizes) > 1 or len(args.products) > 1:
         raise UserError(
-            "without --device, batches are tried on the target, from one on: leave out --largest and --limit, "
-            "and give at most one of --batch_sizes and of --products"
+            "without --device, batches are tried on the target, from a single size: omit --largest and --limit, "
+            "and give --batch_sizes and --products at most one value each"
         )
     described = cluster.load(ROOT / "cluster.yaml")
     name, target = described.target(args.target)

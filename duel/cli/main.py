@@ -167,7 +167,7 @@ def _init_options(parser: Parser) -> None:
 
 def _doctor_options(parser: Parser) -> None:
     parser.add_argument("--target", type=target_name, metavar="NAME", help="check it with a short job")
-    parser.add_argument("--thorough", action="store_true", help="try everything that the target can do, and keep it")
+    parser.add_argument("--thorough", action="store_true", help="try all the target can do, and keep the results")
 
 
 def _study_options(parser: Parser) -> None:
@@ -246,7 +246,7 @@ COMMANDS = (
     Command("resubmit", "resubmit unfinished runs, depending on why they failed", commands.resubmit, _resubmit_options),
     Command("study", "plan, start and continue the points of a study", commands.study, _study_options),
     Command("validate", "prove that both sides compute the same function", commands.validate, _validate_options),
-    Command("fit", "plan programs for TPUs: does it compile, does it fit", fit.run, fit.options),
+    Command("fit", "find what compiles for a TPU, or which batch fits", fit.run, fit.options),
     Command("data", "show, fetch and prepare data sets", commands.data, records.data),
     Command("sync", "upload offline runs to Weights & Biases", commands.sync, _choosing("uploaded")),
     Command("collect", "update results/results.csv", commands.collect, records.collect),

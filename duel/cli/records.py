@@ -65,10 +65,10 @@ def data(parser: Parser) -> None:
     parser.add_argument(
         "dataset", metavar="NAME", nargs="?", type=chosen("data set", tuple(DATASETS)), help=", ".join(DATASETS)
     )
-    parser.add_argument("--target", type=target_name, metavar="NAME", help="the target whose data folder is meant")
-    parser.add_argument("--download", action="store_true", help="fetch its published files, or from Hugging Face's hub")
-    parser.add_argument("--prepare", action="store_true", help="decode its pictures once, into files that jobs map")
-    parser.add_argument("--skip_damaged", action="store_true", help="with --prepare: leave damaged pictures out, named")
+    parser.add_argument("--target", type=target_name, metavar="NAME", help="target whose data folder is used")
+    parser.add_argument("--download", action="store_true", help="fetch its files from the publisher or Hugging Face")
+    parser.add_argument("--prepare", action="store_true", help="decode its pictures once into memory-mapped files")
+    parser.add_argument("--skip_damaged", action="store_true", help="with --prepare: list and skip damaged pictures")
     parser.add_argument("--check", action="store_true", help="read all of it, and compare with its checksums")
 
 

@@ -158,8 +158,8 @@ def _outside(records: Records) -> str:
     if not hours:
         return ""
     return (
-        f" Beside them {sum(hours):.2f} device-hours in {len(hours)} rows that are no part of it: {sum(failed):.2f} in "
-        f"{len(failed)} that did not finish, the others of searches, certificates or single sides."
+        f" Outside the set are {sum(hours):.2f} device-hours in {len(hours)} rows: {sum(failed):.2f} in {len(failed)} "
+        f"that did not finish, the others from searches, certificates or single sides."
     )
 
 

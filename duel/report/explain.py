@@ -195,7 +195,7 @@ def basis(one: Explained) -> list[str]:
 def _roofs(one: Explained, shares: Sequence[Share]) -> Table:
     """Return which ceiling bounds each kind of work, and how much of it is reached."""
     lines = [[share.name, *one.roofs(share.name)] for share in shares]
-    title = ["bound by the machine's ceiling for matrix products (compute) or copies (memory), and its share of that"]
+    title = ["binding ceiling, matrix products (compute) or copies (memory), and the share of it reached"]
     return Table(["kind of work", *SIDES], [line for line in lines if any(line[1:])], right=(1, 2), title=title)
 
 
@@ -224,7 +224,7 @@ def compilation(one: Explained) -> Table:
         for name, side in zip(SIDES, sides, strict=True)
         if side
     ]
-    title = [f"compiling, the {profile.COSTLIEST} costliest programs of each side; XLA reports no autotuning apart"]
+    title = [f"compiling the {profile.COSTLIEST} costliest programs per side; XLA does not break out autotuning"]
     return Table(["phase", *SIDES], lines, notes, right=(1, 2), title=title)
 
 

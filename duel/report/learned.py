@@ -151,7 +151,8 @@ def on_the_way(rows: Sequence[Row], folder: Path) -> list[str]:
     apart = {n: one for n, one in found.items() if one.verdict not in (EQUAL, UNDECIDED)}
     deviations = [f"{one.verdict} after epoch {n}, {_points(one)}" for n, one in apart.items()]
     text = (
-        f"on the way: {EQUAL} after {same} of {len(found)} epochs, furthest apart after epoch {number}, {_points(most)}"
+        f"during training: {EQUAL} after {same} of {len(found)} epochs, "
+        f"furthest apart after epoch {number}, {_points(most)}"
     )
     return ["; ".join([text, *deviations])]
 
@@ -204,7 +205,7 @@ def table(rows: Sequence[Row]) -> Table:
     notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
     notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
     notes += [f"{UNTIMED}: the sides of seed {apart} ran on different machines or devices"] if apart else []
-    notes += [f"{UNTIMED}: disturbed were {disturbed}"] if disturbed else []
+    notes += [f"{UNTIMED}: disturbed trainings: {disturbed}"] if disturbed else []
     notes += [
         f"damaged: {row.run_id}, row {row.row} does not say how many epochs it trained"
         for mine in sides.values()

@@ -34,7 +34,7 @@ def summary(points: Sequence[Line], folder: str) -> str:
             "",
             f"{_escaped(where(points))} JAX's throughput as a multiple of PyTorch's, from pairs that are COMPARABLE,",
             f"with its 95 % interval over sessions and the verdict. {len(first)} of {len(every)} points;",
-            f"the others, and what they rest on, are in [{folder}]({folder}/README.md), and with all figures in",
+            f"the others, and what they rest on, are in [{folder}]({folder}/README.md); all figures are in",
             f"[{folder}/report/index.html]({folder}/report/index.html), to open in a browser from a checkout",
             f"(`python main.py report --name {folder.rpartition('/')[2]}` also writes each as SVG, PDF and CSV).",
             "",

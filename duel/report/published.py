@@ -98,7 +98,7 @@ def _new(before: list[Row], rows: list[Row], results: Results, say: Say) -> list
     for text in dict.fromkeys(left_out):
         say(f"left out: {text}")
     if not wanted:
-        again = "; everything that could be is already there" if there else ""
+        again = "; all that qualify are already there" if there else ""
         raise UserError(
             f"nothing to publish: no pairs of a preset that claims a ratio{again}; 'main.py --paired' makes them"
         )

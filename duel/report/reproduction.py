@@ -154,12 +154,12 @@ def verdict(found: Reproduction, seconds: Mapping[str, float]) -> str:
     alone = seconds["jax"] / seconds["pytorch"]
     for name, there in zip(SIDES, found.share.seconds, strict=True):
         if not there:
-            what = f"in the model {name} has no separate work of this kind there, with which that could be compared"
-            return f"{found.title}: {alone:.3g} times PyTorch's time in JAX alone; {what}"
+            what = f"in the model {name} has no separate work of this kind to compare with"
+            return f"{found.title}: isolated, JAX takes {alone:.3g} times PyTorch's time; {what}"
     there = found.share.seconds[0] / found.share.seconds[1]
     shows = math.log(alone) * math.log(there) > 0 and abs(math.log(alone)) > abs(math.log(there)) / 2
-    both = f"{alone:.3g} times PyTorch's time in JAX alone, {there:.3g} times in the model"
-    return f"{found.title}: {both}: it {'shows' if shows else 'does not show'} alone"
+    both = f"isolated, JAX takes {alone:.3g} times PyTorch's time, in the model {there:.3g} times"
+    return f"{found.title}: {both}: {'reproduced' if shows else 'not reproduced'}"
 
 
 def folder(found: Reproduction, row: int) -> str:
