@@ -16,7 +16,7 @@ from duel.launch.views import RunView, Snapshot
 from duel.measure import continuing, supervisor
 from duel.results import Results, Run
 from duel.states import CANCELLED, FAILED, LOST, QUEUED, RUNNING
-from duel.status import LaunchRecord, Owner, this_process
+from duel.status import LOST_AFTER_SECONDS, LaunchRecord, Owner, this_process
 
 JOB = Job("jax", "mnist", 1, "standard", "fp32", None, "local", dataset="digits", epochs=2, max_hours=2.0)
 BEGUN = time.time() - 7200
@@ -163,6 +163,38 @@ def test_an_old_answer_says_that_the_job_of_a_training_is_still_there(
     before = Snapshot([], [], [], queue.Answer([job], [], True, None), time.time())
     (seen,) = state.look(results, before=before).runs
     assert not seen.is_over
+
+
+def test_what_has_not_reported_for_long_is_not_over_while_slurm_has_its_job(requeued: Run, results: Results) -> None:
+    """As rank 0 does while a container is unpacked on the other nodes, or a suspended job."""
+    requeued.write_status(state=RUNNING, owner=Owner(host="elsewhere", pid=7), cause="", why=None, ended="")
+    silent(requeued, 2 * LOST_AFTER_SECONDS)
+    assert requeued.status().state == LOST
+    assert not manage._has_ended(requeued)
+    job = SlurmJob("41", requeued.id, queue.user(), "RUNNING", "RUNNING", "", "", "", "1:00:00")
+    before = Snapshot([], [], [], queue.Answer([job], [], True, True), time.time())
+    (seen,) = state.look(results, before=before).runs
+    assert (seen.state, seen.is_over) == (RUNNING, False)
+
+
+@pytest.mark.parametrize(("word", "calls"), [("PENDING", [["41"]]), ("COMPLETING", [[]])])
+def test_what_slurm_has_requeued_can_be_cancelled(
+    training: Run, results: Results, monkeypatch: pytest.MonkeyPatch, word: str, calls: list[list[str]]
+) -> None:
+    training.settle(state=CANCELLED, cause="ended by SIGTERM", why="told to end")
+    asked: list[list[str]] = []
+    monkeypatch.setattr(state, "look", lambda *_: look_at(training, word))
+    monkeypatch.setattr(manage, "_scancel", lambda runs: asked.append([run.slurm_job_id for run in runs]))
+    said: list[str] = []
+    assert manage.cancel(results, [training], said.append)
+    assert asked[:1] == calls
+    if word == "PENDING":
+        assert said == [f"{training.id} was cancelled; its job, which Slurm had requeued, is cancelled"]
+        assert training.status().why == reasons.CANCELLED
+        (decision,) = decided(seen_with(training, "CANCELLED"), training.id)
+        assert decision.continues, "by its name alone"
+    else:
+        assert said == [f"{training.id} is already cancelled"]
 
 
 def test_what_another_host_holds_is_not_taken_from_it(results: Results) -> None:

@@ -20,7 +20,7 @@ from duel.launch import display, intent, queue, reasons, state
 from duel.launch.views import RunView, Snapshot
 from duel.options import FILTERS, has_selection
 from duel.results import Results, Run
-from duel.states import CANCELLED, FINISHED, QUEUED, SKIPPED, TERMINAL
+from duel.states import CANCELLED, FINISHED, LOST, QUEUED, SKIPPED, TERMINAL
 from duel.table import archived
 
 TERMINATE_SECONDS = 60.0
@@ -170,7 +170,7 @@ def print_log(results: Results, run: Run, follow: bool) -> None:
         if follow and time.monotonic() - asked >= SLURM_SECONDS:  # a job may end without a word from the run
             state.look(results, [run])
             asked = time.monotonic()
-        ended = run.status().state in TERMINAL
+        ended = _has_ended(run)
         best = _log(run)
         if best != path:
             path, offset = best, 0
@@ -180,6 +180,13 @@ def print_log(results: Results, run: Run, follow: bool) -> None:
         time.sleep(0.3)
     if offset == 0:
         terminal.warn(f"{run.id} has printed nothing yet" if not ended else f"{run.id} printed nothing")
+
+
+def _has_ended(run: Run) -> bool:
+    """Whether it has, by its folder. A job elsewhere that has not reported for long may be alive: Slurm knows that."""
+    status = run.status()
+    silent = status.state == LOST and not status.ended and status.slurm_job_id and not status.owner.is_here
+    return status.state in TERMINAL and not silent
 
 
 def _log(run: Run) -> Path:
@@ -206,13 +213,18 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
 
     Raises UserError for a run that can only be cancelled elsewhere.
     """
-    ending = []
+    ending, again = [], []
     for seen in state.look(results, runs).runs:
-        if seen.ended:
+        if seen.ended and not _is_requeued(seen):
             say(f"{seen.id} is already {seen.state}")
-        else:
-            _refuse_elsewhere(seen)
-            ending.append(seen)
+            continue
+        _refuse_elsewhere(seen)
+        (again if seen.ended else ending).append(seen)
+    _scancel(again)
+    for seen in again:
+        say(f"{seen.id} was {seen.state}; its job, which Slurm had requeued, is cancelled")
+        if seen.trains:  # it would have gone on
+            _settle_unstarted(seen.run, "cancelled before it continued")
     waiting = {run_id for noted in intent.waiting(results).values() if noted.waits for run_id in noted.runs}
     in_slurm = [seen for seen in ending if seen.in_slurm]
     for seen in ending:
@@ -227,7 +239,7 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
         if seen.run.stored_status().state == QUEUED:
             _settle_unstarted(seen.run)
     until = time.monotonic() + TERMINATE_SECONDS
-    while (alive := [s.run for s in ending if s.run.status().state not in TERMINAL]) and time.monotonic() < until:
+    while (alive := [s.run for s in ending if not _has_ended(s.run)]) and time.monotonic() < until:
         time.sleep(0.1)
     for seen in ending:
         status = seen.run.status()
@@ -237,8 +249,14 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
     return not alive
 
 
-def _settle_unstarted(run: Run) -> None:
-    run.settle(state=CANCELLED, cause="cancelled before it started", why=reasons.CANCELLED)
+def _is_requeued(seen: RunView) -> bool:
+    """Whether Slurm will begin the job of a run again that has ended, as after a preemption."""
+    waits = seen.slurm is not None and seen.slurm.kind in (reasons.WAITING, reasons.BLOCKED)
+    return waits and seen.state not in (FINISHED, SKIPPED)
+
+
+def _settle_unstarted(run: Run, cause: str = "cancelled before it started") -> None:
+    run.settle(state=CANCELLED, cause=cause, why=reasons.CANCELLED)
 
 
 def _refuse_elsewhere(seen: RunView) -> None:

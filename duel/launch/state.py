@@ -71,9 +71,11 @@ def look(
             seen.note = f"its job is on the cluster {seen.launch.cluster}; this is {queue.cluster_name()}"
             continue
         job = _job_of(seen, jobs)
-        # An old answer explains a run that still waits. It cannot know what has begun or ended since, but that a
-        # training which was warned of its job's end may go on.
-        if old is None or (job is not None and (seen.state == QUEUED or (seen.trains and seen.status.why == "warned"))):
+        # An old answer explains a run that still waits, or has not reported for long. It cannot know what has begun or
+        # ended since, but that a training which was warned of its job's end may go on.
+        silent = seen.state == LOST and not seen.status.ended
+        explained = seen.state == QUEUED or silent or (seen.trains and seen.status.why == "warned")
+        if old is None or (job is not None and explained):
             _explain(seen, job, answer, seen.id in intended)
     mine = {seen.slurm_job_id for seen in every} | {seen.id for seen in every}
     stems = {path.stem for path in (results.folder.parent / "slurm_scripts").glob("*.sh")}

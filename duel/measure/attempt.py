@@ -66,7 +66,7 @@ class Team:
                 self._spawned.append(
                     subprocess.Popen([sys.executable, "-u", *sys.argv], env=os.environ | own, start_new_session=True)
                 )
-            self.coordinator.gather()
+            self.coordinator.gather(run.write_status)
         except BaseException:
             self.close()
             raise

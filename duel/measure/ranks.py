@@ -19,7 +19,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO
@@ -34,7 +34,7 @@ GATHER_SECONDS = probes.seconds("DUEL_GATHER_SECONDS", 180.0)
 ALIVE_SECONDS, SILENT_SECONDS = 5.0, 30.0
 CONNECT_SECONDS = 5.0
 END_SECONDS = 10.0  # between a first death and stopping the others, and for them to end
-POLL_SECONDS = 0.2
+POLL_SECONDS, REPORT_SECONDS = 0.2, 30.0
 TAIL_BYTES = 8192
 PORT_TAKEN = ("address already in use", "failed to add port to server")  # PyTorch; gRPC in JAX, which may crash then
 CACHES = (
@@ -208,9 +208,10 @@ class Coordinator:
         self._members[member.rank] = member
         member.listen()
 
-    def gather(self) -> None:
-        """Wait for all ranks. Raises Missing if some do not connect."""
-        until = time.monotonic() + GATHER_SECONDS
+    def gather(self, report: Callable[[], None]) -> None:
+        """Wait for all ranks, and ``report`` now and then that we do. Raises Missing if some do not connect."""
+        begun = reported = time.monotonic()
+        until = begun + GATHER_SECONDS
         while len(self._members) < self._size - 1:
             if time.monotonic() > until:
                 absent = sorted(set(range(1, self._size)) - set(self._members))
@@ -218,6 +219,9 @@ class Coordinator:
                     f"{_ranks(absent)} of {self._size} did not connect to {'/'.join(self._addresses)}:"
                     f"{self._server.getsockname()[1]} within {GATHER_SECONDS:.0f} s"
                 )
+            if time.monotonic() > reported + REPORT_SECONDS:
+                report()
+                reported = time.monotonic()
             time.sleep(POLL_SECONDS)
 
     def start(self, run: Run, row: int, framework: str, arguments: list[str], cpus: list[list[int]]) -> list[str]:
