@@ -159,6 +159,10 @@ class Network:
 
     def _compiled(self, lowered: Any) -> Any:
         """Return ``lowered`` compiled with the options that the switches ask for."""
+        return lowered.compile(compiler_options=self._options())
+
+    def _options(self) -> dict[str, Any] | None:
+        """Return the options of XLA that the switches ask for, None for its defaults."""
         options: dict[str, Any] = {}  # only those that differ from XLA's defaults
         if self._device.platform == "gpu":
             options |= {"xla_gpu_enable_command_buffer": ""} if not self._setting.on("command_buffers") else {}
@@ -166,7 +170,7 @@ class Network:
             options |= {"xla_gpu_enable_latency_hiding_scheduler": True} if self._setting.on("latency_hiding") else {}
             options |= {"xla_gpu_deterministic_ops": True} if self._setting.on("deterministic") else {}
             options |= {"xla_gpu_autotune_level": int(self._setting.value("autotune"))}
-        return lowered.compile(compiler_options=options or None)
+        return options or None
 
     def synchronize(self, handle: Any) -> None:
         """Wait until everything dispatched up to ``handle`` is done."""
@@ -237,7 +241,12 @@ class Network:
     @functools.cached_property
     def _evaluate(self) -> Any:
         """The compiled forward pass: the logits with running statistics."""
-        return jax.jit(lambda parameters, statistics, inputs: self._forward(parameters, statistics, inputs, False)[0])
+
+        def forward(parameters: Any, statistics: Any, inputs: Any) -> jax.Array:
+            logits: jax.Array = self._forward(parameters, statistics, inputs, False)[0]
+            return logits
+
+        return jax.jit(forward, compiler_options=self._options())
 
     @functools.cached_property
     def _record(self) -> Any:

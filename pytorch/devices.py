@@ -15,11 +15,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from duel.catalogue import FRAMEWORK_DEFAULT
 from duel.measure import device as shared
 
-# For each policy: fp32_precision of matmul and of convolution. Under bf16 and fp16, operands have 16 bits.
-FP32_PRECISION = {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "fp16": "ieee", "float64": "ieee"}
 # The same on a TPU, as in the twin. By default, XLA multiplies float32 in bfloat16.
 XLA_PRECISION = {"fp32": "highest", "tf32": "high", "bf16": "default", "fp16": "default", "float64": "highest"}
-MEETING_SECONDS = 300  # importing a framework from a cold file system takes minutes; dead processes are noticed anyway
+# For the meeting, as in the twin, and here for each collective, too: one process may wait long for another's data. Dead
+# processes are noticed anyway.
+MEETING_SECONDS = 1800
 
 
 def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Device:
@@ -83,10 +83,10 @@ def native(device: shared.Device) -> Any:
 def set_precision(policy: str) -> None:
     """Set ``policy`` (of the catalogue, or float64 for proofs) for everything computed from now on."""
     if policy != FRAMEWORK_DEFAULT:
-        # Only the new interface: once it is used, reading the old allow_tf32 raises.
-        torch.backends.cuda.matmul.fp32_precision = FP32_PRECISION[policy]
-        # torch's types do not declare 'conv'.
-        torch.backends.cudnn.conv.fp32_precision = FP32_PRECISION[policy]  # type: ignore[attr-defined]  # see above
+        # Not by the newer fp32_precision of each operation: the older settings, which stay as they are then, raise when
+        # they are read and differ from it. Inductor reads them.
+        torch.set_float32_matmul_precision("high" if policy == "tf32" else "highest")
+        torch.backends.cudnn.allow_tf32 = policy == "tf32"
         if _xla():  # convolutions follow too
             importlib.import_module("torch_xla.backends").set_mat_mul_precision(XLA_PRECISION[policy])
     # torchvision's ViT would take a fused path in evaluation that no training step takes

@@ -172,3 +172,25 @@ def test_pytorchs_forward_passes_dispatch_on_cuda() -> None:
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     assert set(found) == set(BENCHMARKS)
     assert all(device == "cuda:0" for device, _ in found.values())
+
+
+PRECISIONS = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import torch
+import devices
+for policy in ("fp32", "tf32", "bf16", "fp16", "float64", "tf32", "fp32"):
+    devices.set_precision(policy)
+    tf32 = policy == "tf32"
+    whole = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    assert whole == ("high" if tf32 else "highest", tf32, tf32), (policy, whole)
+    assert (torch.backends.cuda.matmul.fp32_precision == "tf32") == tf32, policy
+    assert all((one.fp32_precision == "tf32") == tf32 for one in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn))
+"""
+
+
+def test_pytorchs_older_settings_of_precision_agree_with_the_newer_ones() -> None:
+    """Where they do not, reading them raises, as Inductor does when it chooses between kernels."""
+    command = [FRAMEWORKS_PYTHON[1], "-W", "error", "-c", PRECISIONS, str(ROOT / "pytorch"), str(ROOT)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -223,8 +223,12 @@ def noted(self, compiler_options=None):
 with mock.patch.object(type(program), "compile", noted):
     for on in ("command_buffers", "triton_gemm"), ("latency_hiding", "deterministic"):
         setting = SimpleNamespace(on=on.__contains__, value=lambda name: "2")
-        it = SimpleNamespace(_device=SimpleNamespace(platform="gpu"), _setting=setting)
-        assert network.Network._compiled(it, program)(1.0) == 2.0
+        it = object.__new__(network.Network)
+        it._device, it._setting = SimpleNamespace(platform="gpu"), setting
+        assert it._compiled(program)(1.0) == 2.0
+        with mock.patch.object(jax, "jit") as jit:
+            it._evaluate  # in a training, too
+        assert jit.call_args.kwargs == {"compiler_options": given[-1]}, jit.call_args
 assert list(given[0]) == ["xla_gpu_autotune_level"] and len(given[1]) == 5, given
 
 # On several GPUs gradients are summed array by array.
