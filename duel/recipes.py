@@ -161,14 +161,24 @@ RECIPES: Mapping[tuple[str, str], Recipe] = MappingProxyType(
 
 
 def recipe(benchmark: str, dataset: str, epochs: int | None, batch_size: int | None) -> Recipe:
-    """Return the recipe of ``benchmark`` on ``dataset``, with other ``epochs`` or another batch size if given."""
+    """Return the recipe of ``benchmark`` on ``dataset``, with other ``epochs`` or another batch size if given.
+
+    The warm-up keeps its share of the epochs, and the average what is left of the initial weights in it.
+    """
     found = RECIPES.get((benchmark, dataset))
     if found is None:
         optimizer = BENCHMARKS[benchmark].optimizer
         found = Recipe(optimizer, optimizer.batch_size or 1, 10, source=_OWN)
-    changes: dict[str, int] = {"epochs": epochs} if epochs else {}
-    changes |= {"batch_size": batch_size} if batch_size else {}
-    return dataclasses.replace(found, **changes)  # type: ignore[arg-type]  # mypy takes one type for all fields
+    epochs, batch_size = epochs or found.epochs, batch_size or found.batch_size
+    longer = epochs / found.epochs
+    more_steps = longer * found.batch_size / batch_size
+    return dataclasses.replace(
+        found,
+        epochs=epochs,
+        batch_size=batch_size,
+        warmup_epochs=found.warmup_epochs * longer,
+        average=found.average ** (1 / more_steps),
+    )
 
 
 def fitted(benchmark: Benchmark, size: str, dataset: "Dataset") -> Benchmark:

@@ -12,9 +12,21 @@ from conftest import ROOT, Main, needs, rows_of
 from golden import regenerate
 
 from duel.arguments import Parser
-from duel.catalogue import BENCHMARKS, FIT, FRAMEWORKS, INFERENCE, PAIRED, PER_SAMPLE_MANY, TRAIN, TRAIN_MANY, USE_CASES
+from duel.catalogue import (
+    BENCHMARKS,
+    FIT,
+    FRAMEWORKS,
+    INFERENCE,
+    PAIRED,
+    PER_SAMPLE,
+    PER_SAMPLE_MANY,
+    TRAIN,
+    TRAIN_MANY,
+    USE_CASES,
+)
 from duel.chips import CHIPS, bound
 from duel.cli import fit as fit_command
+from duel.cli import main as cli
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import cluster, fit, plan, submit
@@ -142,6 +154,10 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
         "nor does a larger one"
     )
     assert len(fit.remarks(dataclasses.replace(many, batch_sizes=(512,), scaling="strong"), "v5e", tmp_path)) == 1
+    trains = dataclasses.replace(job, benchmark="vit_b16", dataset="imagenet1k", batch_sizes=())
+    over_all = Cell("v5e", "vit_b16", TRAIN, "full", "bf16", 1024)
+    fit.keep(tmp_path, "v5e", Found(over_all, fit.TOO_LARGE, "Exceeded hbm", code_sha256=fit._code(over_all)))
+    assert len(fit.remarks(trains, "v5e", tmp_path)) == 1, "its recipe's batch is 4096"
     fit.file(tmp_path, "v5e").write_text("{")
     with pytest.raises(UserError, match=r"remove it, and 'main\.py fit' makes a new one"):
         fit.known(tmp_path, "v5e")
@@ -261,9 +277,7 @@ def test_the_largest_batch_that_fits_both_sides_can_be_asked_for(
     args = Namespace(size=None, preset="standard", precision="fp32", products=(), batch_sizes=(0, 8))
 
     def most(use_case: int, frameworks: list[str]) -> int:
-        found = plan._largest(args, "mnist", use_case, "local", frameworks, Results(tmp_path))["batch_sizes"]
-        assert found[1] == 8, "what was asked for by number stays"
-        return int(found[0])
+        return plan._largest(args, "mnist", use_case, "local", frameworks, Results(tmp_path))
 
     assert most(TRAIN, ["jax"]) == most(TRAIN_MANY, ["jax"]) == 640
     command = "python main.py fit --benchmark mnist --use_case 1 --size full --precision fp32 --target local"
@@ -272,6 +286,29 @@ def test_the_largest_batch_that_fits_both_sides_can_be_asked_for(
     rows.append(tried("pytorch", 300))
     assert most(TRAIN, [PAIRED]) == 300
     assert most(TRAIN, ["jax"]) == 640
+    rows.append(tried("jax", 64, use_case=PER_SAMPLE, product="clipped_sum"))
+    with pytest.raises(UserError, match=r"for jax \(materialised\); .*--products materialised --target local' finds"):
+        most(PER_SAMPLE, ["jax"])
+    rows.append(tried("jax", 16, use_case=PER_SAMPLE, product="materialised"))
+    args.products = ("clipped_sum", "materialised")
+    assert most(PER_SAMPLE_MANY, ["jax"]) == 16
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [
+        ("max,8 --scaling weak", (640, 8)),
+        ("max,8 --scaling strong", (1280, 8)),
+        ("max --dataset digits", (1280,)),
+    ],
+)
+def test_the_largest_batch_of_each_device_makes_that_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, sizes: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(plan, "_largest", lambda *_: 640)
+    words = f"--benchmark mnist --use_case 2 --devices 2 --framework jax --batch_sizes {more}".split()
+    (job,) = plan.jobs(cli.parsed(words)[1], cluster.load(ROOT / "cluster.yaml"), Results(tmp_path))
+    assert job.batch_sizes == sizes
 
 
 def test_what_never_fits_and_what_always_does_come_to_an_end() -> None:

@@ -30,6 +30,7 @@ class Clock:
     """A clock that only steps and checkpoints move, which draw a watt."""
 
     now = 0.0
+    looking = 0.0  # what reading the conditions takes
     load: tuple[float | None, ...] = ()  # that others have between readings of an epoch
 
     def perf_counter(self) -> float:
@@ -38,13 +39,14 @@ class Clock:
     def counters(self) -> list[float]:
         return [self.now]
 
-    def used(self, before: list[float]) -> float:
-        return self.now - before[0]
+    def used(self, before: list[float], after: list[float]) -> float:
+        return after[0] - before[0]
 
     def begin(self) -> None:
         self.others = iter(self.load)
 
     def block(self) -> Conditions:
+        self.now += self.looking
         return Conditions(foreign_load=next(self.others, 0.0))
 
     no_counter = untold = ""
@@ -147,9 +149,37 @@ def test_energy_is_read_often_enough_for_counters_that_wrap(
 ) -> None:
     monkeypatch.setattr(learning, "REPORT_SECONDS", 0.5)
     wraps = 2.0  # J; a used() beyond one range cannot be told from less
-    monkeypatch.setattr(stand_ins, "used", lambda before: (stand_ins.now - before[0]) % wraps, raising=False)
+    monkeypatch.setattr(stand_ins, "used", lambda before, after: (after[0] - before[0]) % wraps, raising=False)
     one, _ = training(tmp_path, stand_ins)
     assert one.run()["training_joules"] == 2 * STEPS * SECOND
+
+
+def test_energy_used_while_conditions_are_read_is_counted(
+    tmp_path: Path, stand_ins: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "REPORT_SECONDS", 0.5)
+    stand_ins.looking = 0.25
+    one, _ = training(tmp_path, stand_ins)
+    columns = one.run()
+    assert columns["training_joules"] == columns["training_seconds"] > 2 * STEPS * SECOND
+
+
+def test_several_ranks_agree_at_least_every_few_seconds_whether_they_were_told_to_end(
+    tmp_path: Path, stand_ins: Clock
+) -> None:
+    one, m = training(tmp_path, stand_ins)
+    m.world = SimpleNamespace(size=2, rank=0)
+    course = one._course
+    for since, steps, until in ((0.01, 3, 20), (40.0, 12, 1), (9.0, 11, 5)):
+        course.step = one._asked
+        assert not one._is_due(since, steps)
+        assert one._asked == course.step + until
+        one._told = True
+        assert not one._is_due(since, steps), "not asked"
+        one._told = False
+    course.step, one._told = one._asked, True
+    assert one._is_due(9.0, 11)
+    assert one._asked == course.step + 1
 
 
 def test_what_others_took_meanwhile_is_recorded(

@@ -96,6 +96,19 @@ def test_the_rate_warms_up_and_falls_to_nothing() -> None:
     assert [recipe.rate(step, 1, 1) for step in range(1)] == [pytest.approx(0.2)]
 
 
+def test_fewer_epochs_or_larger_batches_shorten_the_warm_up_and_the_average() -> None:
+    whole = recipes.RECIPES["vit_b16", "imagenet1k"]
+    short = recipes.recipe("vit_b16", "imagenet1k", 30, None)
+    assert short.warmup_epochs / short.epochs == whole.warmup_epochs / whole.epochs
+    fashion = recipes.RECIPES["mnist", "fashion_mnist"]
+    assert recipes.recipe("mnist", "fashion_mnist", None, None) == fashion
+    for epochs, batch_size in ((1, 128), (30, 2048)):
+        found = recipes.recipe("mnist", "fashion_mnist", epochs, batch_size)
+        steps = [fashion.epochs / fashion.batch_size, epochs / batch_size]
+        left = [one.average ** (60_000 * each) for one, each in zip((fashion, found), steps, strict=True)]
+        assert left[1] == pytest.approx(left[0]), "of the initial weights"
+
+
 def test_every_recipe_is_for_something_that_fits() -> None:
     for (benchmark, dataset), recipe in recipes.RECIPES.items():
         assert benchmark in recipes.DATASETS[dataset]

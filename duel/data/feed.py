@@ -14,6 +14,7 @@ from duel.data.samples import Arrays, Dataset
 from duel.recipes import CROP, FLIP, NONE, RESIZED
 
 EVALUATED = 500  # samples of an evaluation's batch, at most
+AHEAD_BYTES = 2**31  # of batches that are made ahead, by each rank
 EVERY = 97  # of a batch's numbers, one in so many is hashed: a prime, so that all rows and channels are met
 _DRAWN = {NONE: 1, FLIP: 1, CROP: 4, RESIZED: augment.NUMBERS}
 
@@ -84,11 +85,12 @@ class Feed:
 
     def batches(self, first: int, end: int, threads: int) -> Iterator[Fed]:
         """Yield the batches of steps ``first`` to ``end`` - 1, made ahead by ``threads`` threads."""
-        return self._ahead(self.batch, first, end, threads)
+        return self._ahead(self.batch, first, end, threads, self.batch_size // self.ranks)
 
     def held_out(self, threads: int) -> Iterator[Fed]:
         """Yield all held-out samples in their order, not augmented, in batches of ``evaluated`` and a last one."""
-        return self._ahead(self._evaluated, 0, -(-len(self.dataset.held_out.labels) // self.evaluated), threads)
+        end = -(-len(self.dataset.held_out.labels) // self.evaluated)
+        return self._ahead(self._evaluated, 0, end, threads, self.evaluated)
 
     def _evaluated(self, number: int) -> Fed:
         held = self.dataset.held_out
@@ -100,10 +102,12 @@ class Feed:
         pixels = augment.evaluated(held.at(chosen), self.height, self.width)
         return Fed((self._standardised(pixels),), labels, present)
 
-    def _ahead(self, make: Any, first: int, end: int, threads: int) -> Iterator[Fed]:
+    def _ahead(self, make: Any, first: int, end: int, threads: int, samples: int) -> Iterator[Fed]:
         import grain
 
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+        size = 4 * samples * self.dataset.channels * self.height * self.width  # 0: no pictures, which are small
+        ahead = min(2 * threads, max(2, AHEAD_BYTES // size)) if size else 2 * threads
+        options = grain.ReadOptions(num_threads=min(threads, ahead), prefetch_buffer_size=ahead)
         return iter(grain.MapDataset.range(first, end).map(make).to_iter_dataset(options))
 
     def _standardised(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

@@ -205,8 +205,8 @@ def remarks(job: Job, chip: str, results: Path) -> list[str]:
 
 def _is_of(cell: Cell, job: Job) -> bool:
     size = str(job.rows()[0].size)
-    usual = BENCHMARKS[job.benchmark].sizes[size].batch_size["tpu"]
-    over = 1 if job.scaling == STRONG else job.ranks  # a cell's batch is that of all chips
+    usual = job.recipe.batch_size if job.dataset else BENCHMARKS[job.benchmark].sizes[size].batch_size["tpu"]
+    over = 1 if job.dataset or job.scaling == STRONG else job.ranks  # a cell's batch is that of all chips
     points = [
         (batch * over, product)
         for point in job.points

@@ -15,6 +15,7 @@ from duel.catalogue import (
     PER_SAMPLE,
     PER_SAMPLE_MANY,
     PRESETS,
+    PRODUCTS,
     STRONG,
     TRAIN,
     TRAIN_MANY,
@@ -70,7 +71,11 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 continue
             options = _options(args, use_case)
             if MAX in args.batch_sizes:
-                options |= _largest(args, benchmark, use_case, name, frameworks, results)
+                each = _largest(args, benchmark, use_case, name, frameworks, results)
+                whole = args.dataset or args.scaling == STRONG  # a batch size is that of all devices
+                most = each * nodes * devices if whole and use_case in MANY else each
+                sizes = tuple(most if one == MAX else one for one in args.batch_sizes)
+                options |= {"batch_sizes": sizes}
             usual = recipe(benchmark, args.dataset, None, None).batch_size if args.dataset else None
             _check_batches(options, nodes * devices, usual)
             planned += [
@@ -101,9 +106,8 @@ def _options(args: argparse.Namespace, use_case: int) -> dict[str, Any]:
 
 def _largest(
     args: argparse.Namespace, benchmark: str, use_case: int, target: str, frameworks: list[str], results: Results
-) -> dict[str, Any]:
-    """Return the batch sizes, with the largest that 'main.py fit' found to fit ``target`` on all sides for ``MAX``; on
-    many devices that is of each.
+) -> int:
+    """Return the largest batch that 'main.py fit' found to fit a device of ``target``: every product on all sides.
 
     Raises UserError if it has not tried one of them.
     """
@@ -113,17 +117,18 @@ def _largest(
     names = ("preset", "status", "benchmark", "use_case", "size", "precision", "target")
     fits: dict[tuple[str, str | None], int] = {}
     for row in merge(results):
-        asked = not args.products or row.product is None or row.product in args.products
-        if row.batch_size and asked and tuple(getattr(row, name) for name in names) == wanted:
+        if row.batch_size and tuple(getattr(row, name) for name in names) == wanted:
             side = str(row.framework), row.product
             fits[side] = max(row.batch_size, fits.get(side, 0))
+    products = (args.products or tuple(PRODUCTS)) if alone == PER_SAMPLE else (None,)
     sides = list(FRAMEWORKS) if PAIRED in frameworks else frameworks
-    if missing := set(sides) - {side for side, _ in fits}:
-        command = f"python main.py fit --benchmark {benchmark} --use_case {alone} --size {size}"
-        command += f" --precision {args.precision} --target {target}"
-        raise UserError(f"--batch_sizes max: not known for {' and '.join(sorted(missing))}; {command!r} finds it")
-    most = min(size for (side, _), size in fits.items() if side in sides)
-    return {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
+    for product in products:
+        if missing := [side for side in sides if (side, product) not in fits]:
+            command = f"python main.py fit --benchmark {benchmark} --use_case {alone} --size {size}"
+            command += f" --precision {args.precision}" + (f" --products {product}" if product else "")
+            names_of = f"{' and '.join(missing)}" + (f" ({product})" if product else "")
+            raise UserError(f"--batch_sizes max: not known for {names_of}; '{command} --target {target}' finds it")
+    return min(fits[side, product] for side in sides for product in products)
 
 
 def _of_session(planned: list[Job], session: int, args: argparse.Namespace) -> list[Job]:

@@ -24,7 +24,8 @@ CHECKPOINT_SECONDS = probes.seconds("DUEL_CHECKPOINT_SECONDS", 300.0)  # between
 REPORT_SECONDS = 1.0
 IN_FLIGHT = 2  # steps that may be dispatched ahead of the device
 MOST_THREADS = 16  # that make batches
-ASKED = 20  # steps between two questions to all devices
+# Between two questions to all devices: they end within a minute of being told to.
+MOST_UNASKED, UNASKED_SECONDS = 20, 5.0  # steps, seconds
 TOLD_TO_END = 128 + signal.SIGTERM
 OF_MACHINE = (
     *("training_seconds", "training_joules", "waiting_share", "trained_per_second"),
@@ -101,6 +102,7 @@ class _Training:
         self._since = 0  # the step at which this process began to train
         self._looked = 0.0  # when conditions and energy were last read
         self._told = False
+        self._asked = 0  # the step at which the ranks agree again whether a checkpoint is due
         signal.signal(signal.SIGTERM, self._tell)
 
     def _tell(self, number: int, frame: Any) -> None:
@@ -149,6 +151,8 @@ class _Training:
         course = self._course
         begun = self._begin()
         saved = reported = time.perf_counter()
+        first = course.step
+        self._asked = first + IN_FLIGHT + 1
         arriving = self._feed.batches(course.step, end, self._threads)
         handles: list[Any] = []
         ready = self._next(arriving)
@@ -163,10 +167,10 @@ class _Training:
                 reported = now
                 self._report(now - begun[0])
                 begun = begun[0], self._metered(begun[1])
-            if course.step < end and self._is_due(now - saved):
+            if course.step < end and self._is_due(now - saved, course.step - first):
                 self._close(begun, handles)
                 self._save()
-                begun, saved = self._begin(), time.perf_counter()
+                begun, saved, first = self._begin(), time.perf_counter(), course.step
         self._close(begun, handles)
 
     def _begin(self) -> tuple[float, list[float]]:
@@ -188,19 +192,24 @@ class _Training:
 
         ``before`` has what they were then: those of CPUs wrap within minutes.
         """
-        course, used, conditions = self._course, self._m.watch.used(before), self._m.watch.block()
+        counters = self._m.watch.counters()
+        course, used, conditions = self._course, self._m.watch.used(before, counters), self._m.watch.block()
         course.joules = None if used is None or course.joules is None else course.joules + used
         now, load = time.perf_counter(), conditions.foreign_load
         span, self._looked = now - self._looked, now
         course.foreign = None if load is None or course.foreign is None else course.foreign + load * span
         course.disturbed += span if conditions.faults else 0.0
-        return self._m.watch.counters()
+        return counters
 
-    def _is_due(self, since: float) -> bool:
-        """Return whether a checkpoint is due ``since`` seconds after the last one, the same on all ranks."""
-        if self._m.world.size > 1 and self._course.step % ASKED:  # asking waits for all devices
+    def _is_due(self, since: float, steps: int) -> bool:
+        """Return whether a checkpoint is due ``since`` seconds and ``steps`` after the last, the same on all ranks."""
+        if self._m.world.size > 1 and self._course.step < self._asked:  # asking waits for all devices
             return False
-        return self._work.agree(float(since > CHECKPOINT_SECONDS or self._told)) > 0
+        due = since > CHECKPOINT_SECONDS or self._told
+        pace = max(since, 1e-6) / max(1, steps - IN_FLIGHT)
+        answer = self._work.agree(-1.0 if due else float(min(MOST_UNASKED, int(UNASKED_SECONDS / pace))))
+        self._asked = self._course.step + max(1, int(answer))
+        return answer < 0
 
     def _next(self, arriving: Iterator[Fed]) -> tuple[Any, bytes]:
         """Wait for the next batch and begin to copy it, beside the step that is under way; return it and its hash."""

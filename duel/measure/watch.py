@@ -163,9 +163,9 @@ class Watch:
         """Return the energy counters in joules, for ``used``; empty if the work's energy cannot be measured."""
         return [] if self._world.size > 1 or self.sliced else self._joules()
 
-    def used(self, before: list[float]) -> float | None:
-        """Return the joules since ``counters`` returned ``before``; None if they could not be measured."""
-        return self._used(before, self._joules()) if before else None
+    def used(self, before: list[float], after: list[float]) -> float | None:
+        """Return the joules between two of what ``counters`` returned; None if they could not be measured."""
+        return self._used(before, after) if before else None
 
     def _energy(self, items: int) -> dict[str, Any]:
         names = ("joules_per_item", "mean_watts", "idle_watts", "energy_source")
