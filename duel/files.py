@@ -5,6 +5,7 @@ Nothing here knows what is in them. Anybody may have written what is read: it mu
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -82,6 +83,13 @@ def locked(path: Path, wait: bool, shared: bool = False) -> Iterator[TextIO | No
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             held = None
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+            raise UserError(
+                f"{path.parent} is on a file system without locks ({error.strerror}), where commands could overwrite "
+                "each other's records: mount it with them (Lustre: -o flock), or put the checkout on another one"
+            ) from error
         yield held
 
 

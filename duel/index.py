@@ -149,7 +149,10 @@ def rewrite(
                     file.write(piece)
                 else:
                     _copy(table, *piece, file)
+            ours = os.fstat(file.fileno()).st_ino
         with files.opened(results.csv) as written:  # not before: a network's server sets the time
+            if os.fstat(written.fileno()).st_ino != ours:  # replaced already, by a node that does not see our lock
+                return known
             found = msgspec.structs.replace(found, table=stamp(written))
     if found != known:
         write(results, found)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import re
+import shlex
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 from duel import modes, recipes
 from duel.catalogue import (
     BENCHMARKS,
+    FIT,
     FRAMEWORKS,
     INFERENCE,
     MANY,
@@ -179,7 +181,23 @@ class Job:
     @property
     def identity(self) -> "Job":
         """What it measures: the job as at its first attempt, without what that one or its time needed."""
-        return dataclasses.replace(self, attempt=1, changes=(), delay=0)
+        preset = PRESETS.get(self.preset)  # unknown in a record of another version
+        size = self.size or (preset.size if preset else None)
+        return dataclasses.replace(self, attempt=1, changes=(), delay=0, size=size)
+
+    @property
+    def command(self) -> str:
+        """The command that starts it over."""
+        if self.use_case == VALIDATE:
+            words = ["validate", "--benchmark", self.benchmark, "--target", self.target]
+            return shlex.join(["python", "main.py", *words, *(["--size", self.size] if self.size else [])])
+        name = "fit" if self.preset == FIT else "tune" if self.trials else ""
+        options = dataclasses.replace(self, pairs=None).options
+        if name:  # which choose the preset themselves
+            place = options.index("--preset")
+            del options[place : place + 2]
+        side = [] if name else ["--paired"] if self.framework == PAIRED else ["--framework", self.framework]
+        return shlex.join(["python", "main.py", *([name] if name else []), *options, *side])
 
     @property
     def points(self) -> list["Job"]:

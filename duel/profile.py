@@ -136,7 +136,8 @@ def read(run: Path, row: int) -> Profile | None:
         found = read_record(path(run, row), Profile)
     except FileNotFoundError:
         return None
-    for item in (*found.parts, *found.longest, *found.timeline):
+    items: list[Part | Bar] = [*found.parts, *found.longest, *found.timeline]
+    for item in items:
         item.kind = item.kind if item.kind in _KNOWN else kinds.OTHER
     return found
 

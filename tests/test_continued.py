@@ -1,6 +1,8 @@
 """A run that was interrupted continues with what it has not measured, in its own records."""
 
 import dataclasses
+import shlex
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -8,6 +10,7 @@ from test_pairs import sides
 
 from duel import tree
 from duel.catalogue import PAIRED
+from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, resubmit, state, submit
 from duel.launch.submit import Before
@@ -92,6 +95,22 @@ def test_it_continues_at_the_first_pair_that_it_does_not_have(
 def test_otherwise_it_is_another_attempt_or_none(results: Results, finished: int, why: str, job: Job) -> None:
     interrupted(results, finished, why, job)
     assert not decision(results).continues
+
+
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        ({}, "python main.py --benchmark mnist"),
+        ({"preset": "trial", "trials": 8}, "python main.py tune"),
+        ({"preset": "fit"}, "python main.py fit"),
+        ({"use_case": 0}, "python main.py validate"),
+    ],
+)
+def test_the_command_that_starts_over_is_one_that_is_taken(change: dict[str, Any], begins: str) -> None:
+    job = dataclasses.replace(JOB, **change)
+    assert job.command.startswith(begins)
+    args = cli.parsed(shlex.split(job.command)[2:])[1]
+    assert args.benchmark == (job.benchmark,)
 
 
 def test_a_run_with_other_code_does_not_continue(results: Results) -> None:

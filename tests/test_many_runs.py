@@ -4,12 +4,14 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from test_continued import NOW, continued, interrupted
 from test_results import new_run
 
-from duel import certificate, index
+from duel import certificate, files, index
 from duel.launch import display, manage, state
 from duel.options import FILTERS
 from duel.results import Results, Run
@@ -119,6 +121,29 @@ def test_an_update_reads_what_is_new_and_leaves_the_other_lines_as_they_are(
     update(results, check=True)
     assert results.csv.read_bytes() == text
     assert set(read) == {run.id for run in results.runs()}
+
+
+def test_the_table_of_another_writer_gets_no_index_of_ours(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system whose locks are each node's own."""
+    for _ in range(3):
+        ended(results)
+    update(results)
+    ended(results)
+    opened = files.opened
+
+    def replaced_before(path: Path) -> Any:
+        if path == results.csv and path.read_bytes().count(b"\n") == 5:  # what we have just written
+            theirs = path.with_name("theirs")
+            theirs.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+            os.replace(theirs, path)
+        return opened(path)
+
+    known = index._file(results).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(index.files, "opened", replaced_before)
+        update(results)
+    assert index._file(results).read_bytes() == known
+    assert len(merge(results)) == 4
 
 
 def test_a_run_in_the_middle_that_ends_late_keeps_its_place(results: Results) -> None:

@@ -12,7 +12,7 @@ from test_studies import CLUSTER, job, loaded, publish, rows
 from duel.catalogue import PRESETS
 from duel.cli import commands
 from duel.errors import UserError
-from duel.launch import campaign, directives, preflight, progress, reasons
+from duel.launch import campaign, directives, preflight, progress, reasons, submit
 from duel.launch.estimate import Known
 from duel.launch.progress import DONE, MISSING, NEVER, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION, Progress
 from duel.launch.schema import Target
@@ -251,3 +251,28 @@ def test_a_whole_matrix_says_how_long_it_takes_and_what_cannot_end(results: Resu
     hours, long = campaign.told(jobs, described, results)
     assert hours.startswith("at least 0."), "nothing like them was measured"
     assert long.startswith("2 of 2 scripts take longer than their target's limit: 'resubmit' goes on")
+
+
+def test_a_point_named_with_and_without_the_presets_size_is_one(results: Results) -> None:
+    found = loaded(
+        results,
+        "about: some\npoints:\n  - {benchmark: [mnist, cifar10], use_case: 1}\n"
+        "  - {benchmark: mnist, use_case: [1, 5], size: [tiny, full]}\n",
+    )
+    planned = [one.job for one in campaign.planned(progress.of(found, results), CLUSTER, Known([]))]
+    launches = submit.plan(planned, CLUSTER.targets["local"])
+    assert len({launch.run_id for launch in launches}) == len(launches) == 5
+    with pytest.raises(UserError, match="paired_mnist_1 would be started twice by one command"):
+        submit.plan([job(), job(size="full")], CLUSTER.targets["local"])
+
+
+def test_a_search_takes_its_trials_and_a_training_is_not_estimated(results: Results) -> None:
+    one = job(device="cpu")
+    assert campaign.told([job(dataset="digits")], CLUSTER, results) == []
+    hours = [
+        float(text.split()[2])
+        for each in (one, dataclasses.replace(one, trials=8))
+        for text in campaign.told([each], CLUSTER, results)
+        if text.startswith("at least")
+    ]
+    assert hours[1] == pytest.approx(8 * hours[0], rel=0.1)

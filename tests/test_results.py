@@ -1,6 +1,8 @@
 """Records: columns, the derived CSV under many writers, and what is true after a kill."""
 
 import dataclasses
+import errno
+import fcntl
 import json
 import os
 import random
@@ -319,3 +321,16 @@ def test_a_carriage_return_in_a_text_does_not_end_its_line(tmp_path: Path) -> No
     (line,) = points.lines(outcomes(judged(sides([1.5] * 4))))
     points.write(tmp_path / points.NAME, [dataclasses.replace(line, why="XLA_FLAGS: --x\r | not set")])
     assert [one.why for one in points.read(tmp_path / points.NAME)] == ["XLA_FLAGS: --x  | not set"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = r"is on a file system without locks .*: mount it with them \(Lustre: -o flock\)"
+    with pytest.raises(UserError, match=said), locked(tmp_path / "lock", wait=False):
+        pass

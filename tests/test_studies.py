@@ -125,6 +125,11 @@ def test_options_are_combined_and_points_left_out(results: Results) -> None:
             "points.0: target 'tpu' has no interpreter for pytorch: give 'framework' and 'paired: false'",
         ),
         ("points:\n  - {benchmark: mnist, use_case: 1, devices: 2}", "points.0: devices and nodes are for use cases 2"),
+        (
+            "points:\n  - {benchmark: mnist, use_case: 1, products: norms}",
+            "points.0: products is for use cases 3",
+        ),
+        ("points:\n  - {benchmark: mnist, use_case: 1, scaling: strong}", "points.0: scaling is for use cases 2"),
         ("points:\n  - {benchmark: mnist, use_case: 0}", "points.0: use case 0 is a proof"),
         ("points:\n  - {benchmark: mnist, use_case: 1, framework: jax}", "it needs 'paired: false'"),
         ("points:\n  - {benchmark: mnist, use_case: 1, paired: false, sessions: 3}", "sessions need 'paired: true'"),

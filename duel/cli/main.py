@@ -342,8 +342,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = "stopped; runs already started continue ('python main.py cancel RUN' cancels one)"
         from duel.launch import intent
 
-        if results and any(not noted.waits for noted in intent.waiting(results).values()):
-            message = "stopped submitting; 'python main.py resubmit' sends the rest ('... cancel RUN' drops one)"
+        if begun := [noted.created for noted in intent.waiting(results).values() if not noted.waits] if results else []:
+            rest = "'python main.py resubmit' sends the rest ('... cancel RUN' drops one)"
+            message = f"stopped submitting; {rest if all(begun) else 'nothing was sent yet: repeat the command'}"
         warn(f"\n{program()}: {message}")
         return 130
     return 2

@@ -97,12 +97,21 @@ def _limited(job: Job, target: Target, takes: Estimate, most: float | None) -> J
 
 
 def told(jobs: Sequence[Job], cluster: Cluster, results: Results) -> list[str]:
-    """Return how long ``jobs`` take that are no study's, and how many of them cannot end within their limits."""
+    """Return how long ``jobs`` take that are no study's, and how many of them cannot end within their limits.
+
+    How long a training takes is not known before it trains.
+    """
     times, found = known(results), []
     for job in jobs:
-        target = cluster.targets[job.target]
-        found.append(Planned(job, times.job(job), _devices(job, target), most_minutes=_most_minutes(job, target)))
-    least = "at least" if any(one.estimate.source in UNCERTAIN for one in found) else "about"
+        if job.dataset:
+            continue
+        target, takes = cluster.targets[job.target], times.job(job)
+        takes = replace(takes, seconds=takes.seconds * (job.trials or 1))  # no mode is measured less than once
+        found.append(Planned(job, takes, _devices(job, target), most_minutes=_most_minutes(job, target)))
+    if not found:
+        return []
+    unsure = any(one.estimate.source in UNCERTAIN or one.job.trials for one in found)
+    least = "at least" if unsure else "about"
     texts = [f"{least} {sum(one.device_hours for one in found):.2g} device-hours"]
     if long := sum(one.is_too_long for one in found):
         how = "'resubmit' goes on with the rows left; 'main.py study' cuts jobs to the limit"
@@ -246,8 +255,10 @@ def unfinished(points: Sequence[Progress], cluster: Cluster, known: Known, resul
     for decision in decisions:
         if decision.job:
             job = replace(decision.job, delay=due.get(decision.seen.id, 0))
-            devices = _devices(job, cluster.targets[job.target])
-            found.append(Planned(job, known.job(job), devices, replace(decision, job=job)))
+            target = cluster.targets[job.target]
+            asked = directives.minutes(directives.value(job.changes, "--time") or "")
+            most = _most_minutes(job, target) if asked is None else asked
+            found.append(Planned(job, known.job(job), _devices(job, target), replace(decision, job=job), most))
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from duel import files
+from duel.errors import UserError
 from duel.files import FORMAT, RUN_ID, Damaged, locked, stamp, write_atomically
 from duel.job import Job
 from duel.launch import queue
@@ -60,7 +61,10 @@ def new(results: Results, intent: Intent) -> str:
 
 
 def write(results: Results, name: str, intent: Intent) -> None:
-    write_atomically(results.queue / f"{name}.json", json.dumps(asdict(intent), indent=1) + "\n")
+    text = json.dumps(asdict(intent)) + "\n"
+    if len(text) > files.RECORD_BYTES:
+        raise UserError(f"{len(intent.runs)} scripts at once are too many to record: submit them in parts")
+    write_atomically(results.queue / f"{name}.json", text)
 
 
 def end(results: Results, name: str) -> None:

@@ -213,7 +213,8 @@ def cancel(results: Results, runs: list[Run], say: Callable[[str], None]) -> boo
 
     Raises UserError for a run that can only be cancelled elsewhere.
     """
-    ending, again = [], []
+    ending: list[RunView] = []
+    again: list[RunView] = []
     for seen in state.look(results, runs).runs:
         if seen.ended and not _is_requeued(seen):
             say(f"{seen.id} is already {seen.state}")

@@ -7,13 +7,12 @@ cancelled                                     somebody's decision: retry only by
 """
 
 import dataclasses
-import shlex
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from duel import files, tree
-from duel.catalogue import PAIRED, VALIDATE
+from duel.catalogue import VALIDATE
 from duel.files import Damaged
 from duel.job import Job
 from duel.launch import directives, display, intent, manage, reasons, state, submit
@@ -192,9 +191,7 @@ def _decide(
     if job.dataset and seen.launch.code != tree.digest() and seen.has_checkpoint:
         text += "; its checkpoints are of other code, so it would start over"
     if job.attempt >= MOST_ATTEMPTS:
-        side = "--paired" if job.framework == PAIRED else f"--framework {job.framework}"
-        again = f"python main.py {shlex.join(dataclasses.replace(job, pairs=None).options)} {side}"
-        text += f"; that was attempt {job.attempt} of {MOST_ATTEMPTS}: '{again}' starts over"
+        text += f"; that was attempt {job.attempt} of {MOST_ATTEMPTS}: '{job.command}' starts over"
         return [Decision(seen, None, text)]
     if cause in (reasons.OUT_OF_MEMORY, reasons.TIME_LIMIT):
         return _propose(seen, job, cause, text, runs, followed)

@@ -103,7 +103,7 @@ def send(
     target or Slurm takes no more now, or Slurm does not answer: what was not sent then stays queued.
     """
     logs = results.folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True, mode=0o700)  # submitit's receipts; Slurm's logs too
+    logs.mkdir(parents=True, exist_ok=True)  # submitit's receipts; Slurm's logs too
     left = [(run, target) for run, target in zip(runs, targets, strict=True) if not intent.decided(run)]
     room: int | None = None
     for number, batch in enumerate(array.batches([run for run, _ in left], [target for _, target in left])):

@@ -205,7 +205,7 @@ def _instead(job: Job, target: Target) -> str:
 def write(jobs: list[Job], texts: list[str], say: Callable[[str], None]) -> list[Path]:
     """Write each text to ``slurm_scripts/<stem>.sh``; returns the paths. A hand-edited script is kept next to it."""
     # A script may be submitted by hand next, and Slurm fails a job silently if it cannot open its log.
-    (ROOT / "results" / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
+    (ROOT / "results" / "logs").mkdir(parents=True, exist_ok=True)
     paths = [ROOT / "slurm_scripts" / f"{job.stem}.sh" for job in jobs]
     for path, text in zip(paths, texts, strict=True):
         path.parent.mkdir(exist_ok=True)

@@ -126,6 +126,8 @@ def recover(launches: list[Launch], results: Results, say: Say) -> tuple[str, li
             launches = [_as(run_id, launch) for launch, run_id in zip(launches, before.runs, strict=True)]
         elif not before.created:
             _settle(adopt(before, results), say)
+            if gone := [run_id for run_id in before.runs if not results.run(run_id).folder.exists()]:
+                say(f"{len(gone)} more of that submission, such as {gone[0]}, had not begun: repeat its command")
             intent.end(results, name)
     return found, launches
 

@@ -95,7 +95,8 @@ def _waits(noted: intent.Intent, sender: str) -> str:
     if not why and noted.created and sender:
         return f"{sender} is sending it"
     if not why:
-        return f"is being submitted, or that was interrupted: {RESUBMIT} continues it"
+        how = "continues it" if noted.created else "says what is left of it"
+        return f"is being submitted, or that was interrupted: {RESUBMIT} {how}"
     return f"{why}; {sender or RESUBMIT} sends it"
 
 

@@ -180,6 +180,10 @@ def _jobs(group: Points, cluster: Cluster, results: Results) -> list[Job]:
     many = [case for case in group.use_case if case in MANY]
     if not many and (group.devices != (None,) or group.nodes != (None,)):
         raise UserError(f"devices and nodes are for use cases {' and '.join(map(str, MANY))}")
+    for name, takes in options.VARIANTS.items():
+        field = type(group).model_fields.get(name)
+        if field and getattr(group, name) != field.default and not set(takes) & set(group.use_case):
+            raise UserError(f"{name} is for use cases {' and '.join(map(str, takes))}")
     kept = ("benchmark", "use_case", "preset", "framework", "paired", "sessions", "spacing", "batch_sizes", "products")
     common = {name: getattr(group, name) for name in (*kept, "profile")}
     crossed = ("target", "size", "precision", "mode", "scaling", "devices", "nodes")

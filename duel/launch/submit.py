@@ -71,6 +71,8 @@ def plan(jobs: list[Job], target: Target, after: list[Before] | None = None) -> 
             found.append(Launch(job, own, text, before.run_id, before.group, continues=True))
             continue
         run_id = job.run_id(stamps.setdefault(before.group, stamp()))
+        if any(run_id == one.run_id for one in found):
+            raise UserError(f"{run_id.partition('-')[0]} would be started twice by one command: leave one out")
         group = before.group or run_id.removeprefix(f"{job.framework}_")
         found.append(Launch(job, own, text, run_id, group, before.run_id))
     return found

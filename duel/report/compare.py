@@ -1,6 +1,5 @@
 """What ``compare`` prints of a pair: the verdict, rows side by side, the basis, and where everything is stored."""
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -202,8 +201,12 @@ def curve_remark(runs: list[Run]) -> list[str]:
 def _losses(run: Run) -> list[float]:
     """Return the opening losses in metrics.jsonl, up to one that is no number or diverges."""
     found = [event.get("loss") for event in run.events()[0] if event["event"] == "loss"]
-    usable = itertools.takewhile(lambda loss: isinstance(loss, int | float) and abs(loss) < MOST_LOSS, found)
-    return [float(loss) for loss in usable]
+    usable: list[float] = []
+    for loss in found:
+        if not isinstance(loss, int | float) or not abs(loss) < MOST_LOSS:
+            break
+        usable.append(float(loss))
+    return usable
 
 
 def report(runs: list[Run], results: Results, default_target: str | None = None) -> list[Table | str]:
