@@ -100,8 +100,9 @@ def copied(folder: Path, plant: Plant | None) -> Path:
     (folder / ".venv").symlink_to(ROOT / ".venv")
     if plant:
         text = (folder / plant.file).read_text()
-        assert plant.old in text, f"{plant.file} has changed: {plant.old!r} is not in it"
-        (folder / plant.file).write_text(text.replace(plant.old, plant.new, 1))
+        times = text.count(plant.old)
+        assert times == 1, f"{plant.file} has changed: {plant.old!r} is {times} times in it"
+        (folder / plant.file).write_text(text.replace(plant.old, plant.new))
     return folder
 
 

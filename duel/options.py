@@ -311,7 +311,7 @@ FILTERS = ("benchmark", "framework", "target", "state", "group", "user")
 
 def add_selection(parser: Parser, done: str) -> None:
     """Add the options that select runs, the same for all commands that take several; ``done``: what becomes of them."""
-    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"run ids or their beginnings; only these are {done}")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help=f"run ids or prefixes of them; only these are {done}")
     types: dict[str, Callable[[str], str]] = {
         "benchmark": benchmark_name,
         "framework": chosen("framework", (*FRAMEWORKS, "paired"), FRAMEWORK_SYNONYMS),

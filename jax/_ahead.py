@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 import jax
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 import devices
 import network
@@ -55,9 +55,9 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
     device = Device("tpu", there[0].device_kind, len(there), memory_bytes=chip.memory_bytes)
     world = World(0, len(there))
     # Where the twins look for the devices of this process, they find those of the topology.
-    ours, library, twin = cast("tuple[Any, Any, Any]", (devices, jax, network.Network))
+    ours, twin = cast("tuple[Any, Any]", (devices, network.Network))
     ours.native = lambda wanted: there[0]
-    library.make_mesh = lambda shape, names: Mesh(np.array(there), names)
+    ours.of_ranks = lambda: there
     twin._put = shapes_of
     per_sample = use_case.module == "per_sample_gradients"
     shapes = weights.shapes(network.build(benchmark, asked["size"], per_sample))

@@ -42,6 +42,10 @@ def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Devic
             cluster_detection_method="deactivate",  # what the launcher reports may describe the node, not the job
             initialization_timeout=MEETING_SECONDS,
         )
+    try:  # before single backends are asked for, which say no more than that there is none
+        jax.local_devices()
+    except RuntimeError as error:
+        raise ValueError(f"JAX cannot use its accelerator: {error}") from error
     return shared.choose(kind, available())
 
 
@@ -76,6 +80,14 @@ def available() -> list[shared.Device]:
 def native(device: shared.Device) -> Any:
     """Return the framework's own object for this process's device of ``device.kind``."""
     return jax.local_devices(backend=device.kind)[0]
+
+
+def of_ranks() -> list[Any]:
+    """Return the device of each process, in their order.
+
+    ``jax.make_mesh`` would refuse those of several nodes, whose GPUs XLA counts as one slice each.
+    """
+    return sorted(jax.devices(), key=lambda device: device.process_index)
 
 
 def set_precision(policy: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from flax import nnx
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import devices
@@ -91,7 +91,9 @@ class Network:
         self._setting = setting
         self._device = devices.native(setting.device)
         ranks = setting.world.size
-        self._mesh = jax.make_mesh((ranks,), (AXIS,)) if ranks > 1 else None
+        self._mesh = None
+        if ranks > 1:
+            self._mesh = Mesh(np.array(devices.of_ranks()), (AXIS,), axis_types=(AxisType.Explicit,))
         self._dtype = jnp.float64 if setting.precision == "float64" else jnp.float32
         self._compute = COMPUTE.get(setting.precision)
         self._model = build(setting.benchmark, setting.size, self._per_sample)

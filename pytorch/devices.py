@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Devic
     device = shared.choose(kind, [shared.cpu()] if kind == "cpu" else available())
     if device.kind == "gpu":
         if world.size > 1:
+            shown = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"} & set(os.environ)  # each may see its own alone
+            if world.local_rank >= device.count and not shown:
+                raise ValueError(f"process {world.local_rank} of this node has no GPU: there are {device.count}")
             torch.cuda.set_device(world.local_rank % device.count)
         torch.cuda.synchronize()  # makes its context, as the twin's listing does: idle power is read with it
     if world.size > 1:

@@ -124,7 +124,8 @@ class PerSampleGradients(Network):
             if self._product == "norms":
                 result = torch.cat(parts)
             elif self._product == "materialised":
-                result = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                # Taken out: each parameter's parts are freed before the next one's are joined.
+                result = {name: torch.cat([part.pop(name) for part in parts]) for name in list(parts[0])}
             else:
                 result = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
         if self._world.size > 1 and self._product == "clipped_sum":  # per-sample gradients stay where they were made

@@ -1,17 +1,20 @@
 """A row's attempts: what is tried again, what is said meanwhile, and the environment that each process gets."""
 
+import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from test_paired import CACHES
 
 from duel import profile, variables
-from duel.catalogue import FRAMEWORKS
+from duel.catalogue import FRAMEWORKS, PAIRED
 from duel.evidence import sha256
 from duel.job import Job
 from duel.launch import display
-from duel.measure import attempt, ranks
+from duel.measure import attempt, ranks, supervisor, timing
 from duel.measure.sinks import MetricsReader, MetricsWriter
 from duel.record import Row
 from duel.results import Results, Run
@@ -253,3 +256,29 @@ def test_a_torn_line_of_metrics_is_passed_over_and_the_next_event_is_whole(tmp_p
         torn.write('{"event": "loss", "ro')  # a full disk, or a kill
     MetricsWriter(file)("loss", row=0, step=2)
     assert [event["step"] for event in reader()] == [1, 2]
+
+
+def test_only_what_makes_a_claim_or_a_choice_is_measured_again() -> None:
+    def retries(lost: set[int | None], **change: Any) -> int:
+        work = object.__new__(supervisor._Work)
+        work._job = dataclasses.replace(Job(PAIRED, "mnist", 1, "standard", "fp32", None, "local"), **change)
+        return work._retries(Row(point=3), lost)
+
+    assert retries(set()) == retries({2}) == 4
+    assert retries({3}) == retries(set(), preset="smoke") == retries(set(), framework="jax") == 0
+    assert (retries(set(), trials=8), retries({2}, trials=8)) == (1, 0)
+
+
+def test_efficiency_is_relative_to_as_many_devices_alone() -> None:
+    alone = Row(framework="jax", repeat=0, point=0, status=FINISHED, throughput=100.0)
+    many = Row(framework="jax", repeat=0, point=1, device_count=2, throughput=160.0)
+    others = [alone.replace(framework="pytorch", throughput=1.0), alone.replace(repeat=1, throughput=1.0)]
+    assert attempt._with_efficiency(many, [*others, alone, *others, many]).scaling_efficiency == pytest.approx(0.8)
+
+
+def test_the_first_all_reduce_which_sets_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seconds = [0.0], iter([9.0, *[0.1] * (timing.COLLECTIVES // 2 + 1), *[0.5] * timing.COLLECTIVES])
+    work: Any = SimpleNamespace(all_reduce=lambda: None)
+    work.synchronize = lambda handle: now.__setitem__(0, now[0] + next(seconds))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    assert timing.time_collective(work) == pytest.approx(0.1)

@@ -1,13 +1,18 @@
 """What a step is held against: its FLOP, the bytes that it must move, and the nearer ceiling."""
 
 import dataclasses
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from duel.catalogue import BENCHMARKS
-from duel.measure import ceilings
-from duel.measure.device import Device, Setting
+from duel.errors import Disproved
+from duel.measure import ceilings, timed
+from duel.measure.device import ALONE, Device, Setting
+from duel.record import Row
 
 CPU = Device("cpu", "some processor", 1)
 PARAMETERS = 1000
@@ -85,3 +90,23 @@ def test_the_ceiling_is_the_best_of_the_blocks(monkeypatch: pytest.MonkeyPatch) 
         now[0] += rounds * 0.04 * next(slow)  # two of them make a block
 
     assert ceilings._best(loop) == pytest.approx(1 / (0.04 * 0.7))
+
+
+def test_a_rate_above_the_ceiling_is_measured_once_more_and_then_disproved(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"matmul_flops_per_second": 1e9, "copy_bytes_per_second": 1e9}
+    calls: list[object] = []
+    monkeypatch.setitem(sys.modules, "ceilings", SimpleNamespace(loops=lambda setting: ["products"]))
+    monkeypatch.setattr(timed.ceilings, "measure", lambda *asked: calls.append(asked) or found)
+    monkeypatch.setattr(timed.ceilings, "step_flops", lambda *_: 10**9)
+    monkeypatch.setattr(timed.ceilings, "least_bytes", lambda *_: 1)
+    m: Any = SimpleNamespace(world=ALONE, setting=None, use_case=SimpleNamespace(module="training"), proved=[])
+    m.preset, m.watch = SimpleNamespace(thorough=True), SimpleNamespace(sliced=False)
+    for seconds, times in ((0.3, 1), (0.2, 2)):
+        calls.clear()
+        m.row = Row(batch_size=8, parameters=1, step_seconds_p50=seconds)
+        if times == 1:
+            assert timed.utilise(m)["matmul_flops_per_second"] == 1e9
+        else:
+            with pytest.raises(Disproved, match="5 times the measured ceiling"):
+                timed.utilise(m)
+        assert len(calls) == times

@@ -96,7 +96,12 @@ def test_any_changed_bit_of_its_directory_is_damage(tmp_path: Path) -> None:
             changed = bytearray(whole)
             changed[place] ^= 1 << bit
             path.write_bytes(changed)
-            kept.newest()  # whole all the same, as where a time was changed, or passed over
+            found = kept.newest()  # whole all the same, as where a time was changed, or passed over
+            if found is not None:
+                course, restored = found
+                assert course.step == 10
+                assert restored.keys() == arrays(10).keys(), place
+                assert all(np.array_equal(restored[name], array) for name, array in arrays(10).items()), place
 
 
 def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from duel import comparability
 from duel.certificate import DISPROVED, VERIFIED
 from duel.comparability import ALIKE, COMPARABLE, NOT_COMPARABLE, partners
-from duel.evidence import Evidence
+from duel.evidence import Evidence, disagreements
 from duel.modes import HANDICAPPED
 from duel.record import Row
 from duel.states import FAILED, FINISHED
@@ -119,6 +119,54 @@ def test_whatever_differs_is_named_with_both_values(name: str) -> None:
 def test_what_is_not_in_order_bars_the_pair(change: dict[str, Any], words: str) -> None:
     said = verdict(GOOD, dataclasses.replace(OTHER, **change))
     assert said.startswith(f"{NOT_COMPARABLE}: {words}")
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond", "words"),
+    [
+        ({"waited_seconds": 1.9e-3, "step_seconds_p50": 1e-5}, {"waited_seconds": 2.1e-3}, "waited_seconds ("),
+        ({"blocks": 70, "left_out_blocks": 30}, {"blocks": 69, "left_out_blocks": 31}, "left_out_blocks ("),
+        ({"foreign_load": 0.049}, {"foreign_load": 0.051}, "foreign_load ("),
+        ({"clock_mhz": 1980 / 1.149}, {"clock_mhz": 1980 / 1.151}, "clock_mhz ("),
+        ({"accuracy": 0.881}, {"accuracy": 0.879}, "accuracy ("),
+        ({"held_out_loss_before": 2.3002}, {"held_out_loss_before": 2.3003}, "held_out_loss_before ("),
+    ],
+)
+def test_each_bound_is_where_it_is(within: dict[str, Any], beyond: dict[str, Any], words: str) -> None:
+    good = dataclasses.replace(GOOD, held_out_loss_before=2.3)
+    other = dataclasses.replace(OTHER, held_out_loss_before=2.3)
+    assert verdict(good, dataclasses.replace(other, **within)) == COMPARABLE
+    assert words in verdict(good, dataclasses.replace(other, **within | beyond))
+
+
+@pytest.mark.parametrize(
+    ("precision", "accuracy", "loss"), [("tf32", 0.03, 1e-2), ("bf16", 0.05, 3e-2), ("fp16", 0.03, 1e-2)]
+)
+def test_lower_precisions_may_be_further_apart(precision: str, accuracy: float, loss: float) -> None:
+    sides = [dataclasses.replace(row, precision=precision, held_out_loss_before=2.0) for row in (GOOD, OTHER)]
+    for share, barred in ((0.99, False), (1.01, True)):
+        other = sides[1].replace(accuracy=0.9 - share * accuracy, held_out_loss_before=2.0 / (1 + share * loss))
+        said = verdict(sides[0], other)
+        assert ("accuracy (" in said) == ("held_out_loss_before (" in said) == barred, said
+
+
+def test_a_training_that_slurm_began_again_is_compared() -> None:
+    for recipe, barred in ((None, True), ("r", False)):
+        sides = [dataclasses.replace(row, recipe=recipe, restarts=1) for row in (GOOD, OTHER)]
+        assert ("restarts (" in verdict(*sides)) == barred
+
+
+def test_the_side_that_rounding_moves_less_sets_the_bound() -> None:
+    whole = evidence()[0].passes["before"]
+    moved = {name: array * 1.05 for name, array in whole.items()}
+    for policy, error in (("fp32", 1.01), ("bf16", 1.06)):
+        passes = {f"{when}, moved 1": moved for when in ("before", "after")}
+        noisy = evidence(**passes | {"after": {name: array * error for name, array in whole.items()}})
+        both = [dataclasses.replace(side, policy=policy) for side in (evidence()[0], noisy[0])]
+        for sides in (both, both[::-1]):
+            (text,) = [text for text in disagreements(*([one] for one in sides)) if "losses" in text]
+            assert text.startswith("losses after the clock (apart by"), text
+        assert "moments/fc.weight after" in str(disagreements(*([one] for one in both)))
 
 
 def test_what_both_sides_lack_is_said_once() -> None:

@@ -29,7 +29,6 @@ from duel.measure import batches, parameters
 from duel.measure.device import Setting, World
 jax.config.update("jax_platforms", "cpu")
 device = devices.select("cpu")
-jax.make_mesh = lambda shape, names: Mesh(np.array(jax.devices()), names)  # both are this process's
 network.Network._put = shapes_of
 found = {}
 for name in sys.argv[2].split(","):

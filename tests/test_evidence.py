@@ -1,8 +1,10 @@
 """What a row records of its own program, and the checks of its clock, on work that is a few lines of Python."""
 
+import contextlib
 import io
 import math
 import zipfile
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import pytest
 
 from duel.errors import Disproved
 from duel.evidence import GRAIN, ROUNDING, Evidence, curves_apart, disagreements, finer, sha256
-from duel.measure import clock
+from duel.measure import clock, proving
 from duel.measure import evidence as recording
 from duel.measure.evidence import Recorder, evaluated, produced, project, trained
+from duel.record import Row
 
 SHAPES = {"fc.weight": (4, 8), "fc.bias": (4,)}
 
@@ -100,6 +103,52 @@ def test_opening_losses_may_differ_by_what_rounding_does_to_them() -> None:
     assert curves_apart(one, other) == []  # nobody knows how far rounding moves the second
 
 
+def test_the_side_whose_losses_rounding_moves_less_sets_the_bound() -> None:
+    for policy, bound in (("fp32", 1e-3), ("tf32", 1e-2), ("fp16", 2e-2), ("bf16", 5e-2)):
+        quiet = Evidence(policy, curve=[1.0] * 100, moved_curve=[1.0 + 1e-6] * 100)
+        noisy = Evidence(policy, curve=[1.0 + 1.1 * bound] * 100, moved_curve=[9.0] * 100)
+        assert curves_apart(quiet, noisy)[0].startswith("opening losses ("), policy
+        assert curves_apart(noisy, quiet)[0].startswith("opening losses ("), policy
+        assert curves(policy, 1e-6, 0.95 * bound) == [], policy
+
+
+def test_the_opening_steps_are_repeated_from_moved_weights_and_the_initial_ones_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[dict[str, np.ndarray]] = []
+    work = SimpleNamespace(agree=lambda value: value, load=loaded.append)
+    m: Any = SimpleNamespace(work=work, training=work, initial={"a": np.ones(5, np.float32)}, row=Row(seed=0))
+    m.recorder = SimpleNamespace(step_seconds=1e-3, evidence=Evidence("fp32"))
+    m.setting, m.benchmark = SimpleNamespace(precision="fp32"), SimpleNamespace(curve_steps=3)
+    m.unproved, m.proof_seconds = [], 0.0
+    monkeypatch.setattr(proving.timing, "opening_steps", lambda _, steps, __: [float(len(loaded))] * steps)
+    proving.prove_opening(m)
+    assert m.recorder.evidence.moved_curve == [1.0] * 3
+    moved, restored = loaded
+    assert restored is m.initial
+    assert 0 < np.abs(moved["a"] - m.initial["a"]).max() < 1e-4
+    assert m.unproved == []
+
+
+def test_after_the_clock_both_weights_and_batches_are_others() -> None:
+    class Kept(Linear):
+        def load(self, arrays: dict[str, np.ndarray]) -> None:
+            if not self.weights:
+                super().load(arrays)
+
+    class Noted(Linear):
+        def step(self, index: int) -> np.ndarray:
+            taken.append(index % 8)
+            return super().step(index)
+
+    found = disagreements([recorded(Linear())], [recorded(Kept())])
+    assert found
+    assert all("after the clock" in text for text in found)
+    taken: list[int] = []
+    recorded(Noted())
+    assert not set(taken[: len(taken) // 2]) & set(taken[len(taken) // 2 :]), taken
+
+
 def test_a_stored_result_and_a_wrong_batch_are_noticed() -> None:
     class Stored(Linear):
         def step(self, index: int) -> np.ndarray:
@@ -125,6 +174,16 @@ def test_evaluation_must_give_the_same_again() -> None:
     with pytest.raises(Disproved, match="not deterministic in evaluation: result 0/logits"):
         evaluated(dropping, weights, (0, 7), 1)
     evaluated(Linear(), weights, (0, 7), 1)
+    adding = Linear(lambda array: array * (1 + 1e-3 * generator.standard_normal(array.shape)))
+    evaluated(adding, weights, (0, 7), 1, policy="bf16")
+    with pytest.raises(Disproved, match="not deterministic"):
+        evaluated(dropping, weights, (0, 7), 1, policy="bf16")
+    with pytest.raises(Disproved, match="not deterministic"):
+        evaluated(adding, weights, (0, 7), 1)
+    for policy in ("fp32", "bf16"):
+        recorder = Recorder(adding, evaluated, SHAPES, 8, 1, 5, policy, 0, smooth=False)
+        with contextlib.nullcontext() if policy == "bf16" else pytest.raises(Disproved):
+            recorder.before()
 
 
 def of_false_shape() -> bytes:
@@ -169,21 +228,23 @@ def test_of_large_results_other_samples_are_proved_after_the_clock_than_before(m
 
 
 class Queue:
-    """A device that takes ``seconds`` for a step, in a time of its own; ``waits``: whether ``synchronize`` does."""
+    """A device that takes ``seconds`` for a step, 20 times as long for ``slow``, in a time of its own.
 
-    def __init__(self, seconds: float = 0.002, waits: bool = True) -> None:
-        self.seconds, self.waits, self.done, self.now = seconds, waits, 0.0, 0.0
+    ``waits``: the share of what is left that ``synchronize`` waits for.
+    """
+
+    def __init__(self, seconds: float = 0.002, waits: float = 1.0, slow: int = -1) -> None:
+        self.seconds, self.waits, self.slow, self.done, self.now = seconds, waits, slow, 0.0, 0.0
 
     def step(self, index: int) -> float:
-        self.done = max(self.done, self.now) + self.seconds
+        self.done = max(self.done, self.now) + self.seconds * (20 if index == self.slow else 1)
         return self.done
 
     def read(self, handle: float) -> None:
         self.now = max(self.now, handle)
 
     def synchronize(self, handle: float) -> None:
-        if self.waits:
-            self.read(handle)
+        self.read(self.now + self.waits * max(0.0, handle - self.now))
 
     def agree(self, value: float) -> float:
         return value
@@ -200,8 +261,11 @@ def test_a_clock_that_stops_early_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
 
     assert waited(Queue()) == (pytest.approx(0.002), 100 + clock.WAITED + 26)
     assert waited(Queue(0.9)) == (pytest.approx(0.9), 100 + clock.FEWEST_WAITED + 2)
-    with pytest.raises(Disproved, match="s of work remained when"):
-        waited(Queue(waits=False))
+    assert waited(Queue(slow=103)) == waited(Queue()), "others may have used the device"
+    assert waited(Queue(waits=0.95)) == waited(Queue())
+    for share in (0.0, 0.8):
+        with pytest.raises(Disproved, match="s of work remained when"):
+            waited(Queue(waits=share))
 
 
 def test_samples_and_rates_that_cannot_be_are_refused() -> None:

@@ -106,7 +106,12 @@ with of_cuda(**there), mock.patch("torch.distributed.init_process_group", autosp
     with mock.patch("torch.backends.mps.is_available", autospec=True, return_value=True):
         kinds = {one.kind: one for one in devices.available()}
     assert list(kinds) == ["gpu", "mps", "cpu"] and kinds["gpu"].compute_capability == "9.0", kinds
-    chosen = devices.select("gpu", World(6, 8, 6, "node:1"))
+    for variables in ({}, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}):
+        with mock.patch.dict(os.environ, variables):
+            try:
+                chosen = devices.select("gpu", World(6, 8, 6, "node:1"))
+            except ValueError as error:
+                assert not variables and str(error) == "process 6 of this node has no GPU: there are 4", error
     assert torch.cuda.set_device.call_args.args == (2,) and joined.call_args.args == ("nccl",)
     assert torch.cuda.synchronize.called
     assert devices.native(chosen) == torch.device("cuda", 2)
@@ -207,6 +212,15 @@ for kind in ("gpu", "tpu"):
         assert [(one.kind, one.count) for one in found] == [(kind, 4), ("cpu", 1)], found
         assert devices.peak_memory_bytes() == (7 << 30, "allocator_peak") and devices.reserved_bytes() == 9 << 30
         assert devices.native(found[0]) is there[0]
+    with mock.patch("jax.local_devices", side_effect=RuntimeError("Unable to initialize backend 'cuda': too old")):
+        try:
+            devices.select("gpu")
+            raise AssertionError("it measures another device")
+        except ValueError as error:
+            assert str(error) == "JAX cannot use its accelerator: Unable to initialize backend 'cuda': too old", error
+three = [SimpleNamespace(id=number, process_index=rank, slice_index=rank // 2) for number, rank in enumerate((2, 0, 1))]
+with mock.patch("jax.devices", return_value=three):
+    assert [device.process_index for device in devices.of_ranks()] == [0, 1, 2], "in cyclic order of nodes, too"
 assert devices._local_device(3) == 3
 with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,5,6"):
     assert devices._local_device(4) == 1

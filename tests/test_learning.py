@@ -57,6 +57,7 @@ class Work:
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.state, self.evaluated, self.agreed = clock, 0, 0, True
+        self.rates: list[float] = []
         self.told: Any = lambda: None
 
     def put(self, batch: Any, present: int) -> Any:
@@ -64,6 +65,7 @@ class Work:
 
     def advance(self, placed: Any, rate: float) -> float:
         self.state += 1
+        self.rates.append(rate)
         self.clock.now += SECOND
         return 1.0 / self.state
 
@@ -88,11 +90,15 @@ class Work:
 
 
 class Feed:
-    steps = STEPS
+    steps, waits = STEPS, 0.0  # what making a batch takes
     dataset = SimpleNamespace(classes=10, source="none", held_out=SimpleNamespace(labels=np.zeros(10 * HELD_OUT)))
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
 
     def batches(self, first: int, end: int, threads: int) -> Iterator[Fed]:
         for step in range(first, end):
+            self.clock.now += self.waits
             yield Fed((np.full(2, step, np.float32),), np.zeros(2, np.int32), 2)
 
     def held_out(self, threads: int) -> Iterator[Fed]:
@@ -123,7 +129,7 @@ def training(folder: Path, clock: Clock, epochs: int = 2, target: float | None =
     run.folder.mkdir(exist_ok=True)
     row = Row(run_id=run.id, row=0, framework="jax", repeat=0, target_accuracy=target, throughput_unit="images/s")
     events: list[dict[str, Any]] = []
-    m: Any = SimpleNamespace(run=run, row=row, number=0, work=Work(clock), feed=Feed(), world=ALONE, watch=clock)
+    m: Any = SimpleNamespace(run=run, row=row, number=0, work=Work(clock), feed=Feed(clock), world=ALONE, watch=clock)
     m.device, m.recipe, m.say = SimpleNamespace(kind="cpu"), Recipe(SGD(0.1), 2, epochs), lambda phase: None
     m.events, m.emit = events, lambda event, **fields: events.append({"event": event, **fields})
     return _Training(m, Checkpoints(run.folder / "checkpoints", {})), m
@@ -142,6 +148,27 @@ def test_checkpoints_within_an_epoch_are_no_time_or_energy_of_it(
     columns = one.run()
     assert [epoch["seconds"] for epoch in epochs_of(m)] == [0.0, STEPS * SECOND, STEPS * SECOND]
     assert columns["training_seconds"] == columns["training_joules"] == 2 * STEPS * SECOND
+
+
+def test_the_rates_are_the_recipe_s_also_after_an_interruption(tmp_path: Path, stand_ins: Clock) -> None:
+    one, m = training(tmp_path, stand_ins)
+    rates = [m.recipe.rate(step, 2 * STEPS, STEPS) for step in range(2 * STEPS)]
+    m.work.told = lambda: setattr(one, "_told", m.work.state == STEPS)
+    with pytest.raises(Told):
+        one.run()
+    again, there = training(tmp_path, stand_ins)
+    again.resume()
+    again.run()
+    assert m.work.rates + there.work.rates == rates
+    assert len(set(rates)) == len(rates)
+
+
+def test_the_time_spent_waiting_for_data_and_both_accuracies_are_recorded(tmp_path: Path, stand_ins: Clock) -> None:
+    one, m = training(tmp_path, stand_ins)
+    m.feed.waits = 0.25
+    columns = one.run()
+    assert columns["waiting_share"] == pytest.approx(0.25 / (0.25 + SECOND))
+    assert (columns["top1"], columns["top5"]) == (pytest.approx(2 * STEPS / 10), 1.0)
 
 
 def test_energy_is_read_often_enough_for_counters_that_wrap(
@@ -269,13 +296,15 @@ def test_the_end_at_a_target_is_decided_for_all_ranks_together(tmp_path: Path, s
 
 def test_a_checkpoint_belongs_to_one_kind_of_device() -> None:
     row = Row(benchmark="mnist", size="tiny", device_kind="gpu", device_name="NVIDIA A100")
-    m: Any = SimpleNamespace(row=row, world=ALONE, feed=Feed())
-    other: Any = SimpleNamespace(row=row.replace(device_name="NVIDIA H100"), world=ALONE, feed=Feed())
+    m: Any = SimpleNamespace(row=row, world=ALONE, feed=Feed(Clock()))
+    other: Any = SimpleNamespace(row=row.replace(device_name="NVIDIA H100"), world=ALONE, feed=Feed(Clock()))
     assert learning._identity(m) != learning._identity(other)
 
 
 def test_a_checkpoint_belongs_to_the_code_that_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    m: Any = SimpleNamespace(row=Row(benchmark="mnist", size="tiny", device_kind="cpu"), world=ALONE, feed=Feed())
+    m: Any = SimpleNamespace(
+        row=Row(benchmark="mnist", size="tiny", device_kind="cpu"), world=ALONE, feed=Feed(Clock())
+    )
     before = learning._identity(m)
     monkeypatch.setattr(learning.tree, "digest", lambda: "other")
     assert {name for name, value in learning._identity(m).items() if value != before[name]} == {"code"}

@@ -291,7 +291,7 @@ def test_a_run_is_queued_only_if_slurm_has_agreed(
 ) -> None:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(continuing, "REQUEUE_SECONDS", 0.5)
+    monkeypatch.setattr(continuing, "REQUEUE_SECONDS", 0.5 if "sleep" in (lines or "") else 60.0)
     if lines is not None:
         scontrol = tmp_path / "bin" / "scontrol"
         scontrol.write_text(f"#!/bin/sh\n{lines}\n")

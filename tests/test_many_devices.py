@@ -202,17 +202,22 @@ def test_every_device_here_has_processors_of_its_own() -> None:
     assert ranks.shares(len(everything) + 1) == [sorted(everything)] * (len(everything) + 1)
 
 
-def test_what_cannot_be_shared_out_among_processes_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With a stand-in for a framework that finds a TPU."""
-    tpu = SimpleNamespace(select=lambda kind, world: Device("tpu", "TPU v5 lite", 4), leave=lambda: None)
+@pytest.mark.parametrize("asked", [None, "tpu"])
+def test_what_cannot_be_shared_out_among_processes_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str | None
+) -> None:
+    """With a stand-in for a framework that finds a TPU. If one was asked for, none is opened: another rank may have."""
+    opened: list[str | None] = []
+    found = Device("tpu", "TPU v5 lite", 4)
+    tpu = SimpleNamespace(select=lambda kind, world: (opened.append(kind), found)[1], leave=lambda: None)
     monkeypatch.setitem(sys.modules, "devices", tpu)
     monkeypatch.setattr(measuring, "die_with_parent", lambda: None)
     planned = Job("jax", "mnist", 2, "smoke", "fp32", None, "here", devices_per_node=2)
     run = Results(tmp_path).run(planned.run_id())
     run.create(planned.rows(), target="here")
-    assert measuring.measure(run, 1, tmp_path, None, "0", World(0, 2, 0, "127.0.0.1:1")) == 0
+    assert measuring.measure(run, 1, tmp_path, asked, "0", World(0, 2, 0, "127.0.0.1:1")) == 0
     row = run.read_row(1)
-    assert (row.status, row.device_kind) == ("skipped", "tpu")
+    assert (row.status, row.device_kind, opened) == ("skipped", None if asked else "tpu", [] if asked else [None])
     assert row.cause == "processes with one device each are supported on cpu and gpu only; this is a tpu"
 
 

@@ -4,6 +4,7 @@ By the proof in float64 (``MISTAKES``), and by what each row proves of itself, r
 there they are where the float64 proof does not look, in what is compiled, in the clock, after the tenth step.
 """
 
+import importlib.util
 import itertools
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from test_paired import faults
 
 from duel.catalogue import FRAMEWORKS
 from duel.certificate import RATE
+from duel.evidence import Evidence
 from duel.record import Row
 from duel.report.parity import deviations
 from duel.results import Results
@@ -223,6 +225,16 @@ def test_every_mistake_still_fits_the_code_that_it_is_planted_in(tmp_path: Path)
         plant(copy_of_code(tmp_path / f"float64_{place}") / "jax" / file, edits)
 
 
+def test_every_slow_operation_of_the_benchmark_still_fits_too() -> None:
+    spec = importlib.util.spec_from_file_location("planted", ROOT / "benchmarks" / "planted.py")
+    assert spec is not None
+    assert spec.loader is not None
+    planted = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(planted)
+    for name, one in planted.PLANTS.items():
+        assert (ROOT / one.file).read_text().count(one.old) == 1, name
+
+
 def measured(root: Path, pair: str) -> list[Row]:
     """The rows of a paired run, of the code at ``root``."""
     benchmark, use_case, *options = pair.split()
@@ -263,6 +275,8 @@ def test_without_a_mistake_nothing_bars_the_pair(tmp_path: Path, pair: str) -> N
     row = measured(copy_of_code(tmp_path), pair)[-1]
     assert faults(row) == []
     assert row.evidence_sha256
+    curves = [Evidence.from_bytes(file.read_bytes()) for file in tmp_path.glob("results/runs/*/evidence/*.npz")]
+    assert {(len(each.curve), len(each.moved_curve)) for each in curves} == {(row.loss_steps or 0,) * 2}
     assert "before and after the clock" in str(row.proved)
     assert row.proof_seconds
 

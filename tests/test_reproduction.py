@@ -182,7 +182,12 @@ def test_a_layer_is_not_timed_beside_a_run(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("alone", "word"),
-    [({"jax": 4.0, "pytorch": 1.0}, ": reproduced"), ({"jax": 1.1, "pytorch": 1.0}, ": not reproduced")],
+    [
+        ({"jax": 4.0, "pytorch": 1.0}, ": reproduced"),
+        ({"jax": 2.1, "pytorch": 1.0}, ": reproduced"),
+        ({"jax": 1.9, "pytorch": 1.0}, ": not reproduced"),
+        ({"jax": 1.0, "pytorch": 4.0}, ": not reproduced"),
+    ],
 )
 def test_a_difference_shows_alone_if_it_is_about_as_large_there(alone: dict[str, float], word: str) -> None:
     share = Share(kinds.CONVOLUTION, (4.0, 1.0), [-1.0])

@@ -217,6 +217,7 @@ def test_held_out_samples_take_no_memory_that_counts(monkeypatch: pytest.MonkeyP
     m.pool, m.recorder = SimpleNamespace(held_out=()), SimpleNamespace(evidence=Evidence("fp32"))
     work.accuracy = accuracy
     assert timed.train(m)["accuracy"] == 0.5
+    assert m.recorder.evidence.curve == list(map(float, range(400)))
     assert host_peak_memory()[0] < before + 2**27
 
 

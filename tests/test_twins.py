@@ -193,3 +193,12 @@ def test_a_twin_that_drifted_is_noticed() -> None:
 def test_a_change_of_what_both_sides_compute_voids_their_certificate() -> None:
     computing = {*WORK, "network", "weights", "devices"} - {"trainer"}
     assert set(certificate.TWIN_FILES) == {f"{name}.py" for name in computing} | {"models/_layers.py"}
+
+
+def test_all_that_a_certificate_rests_on_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(certificate, "_statements", lambda file: (read.append(str(file.relative_to(ROOT))), b"")[1])
+    certificate.code_sha256.__wrapped__("mnist", "tiny")
+    shared = ["measure/batches", "measure/parameters", "measure/validation", "report/parity"]
+    sides = [f"{side}/{name}" for side in FRAMEWORKS for name in (*certificate.TWIN_FILES, "models/mnist.py")]
+    assert sorted(read) == sorted([*sides, *(f"duel/{name}.py" for name in shared)])

@@ -14,7 +14,7 @@ def status(parser: Parser) -> None:
 
 
 def run(parser: Parser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run id or its beginning")
+    parser.add_argument("run", metavar="RUN", help="run id or a prefix of one")
 
 
 def logs(parser: Parser) -> None:

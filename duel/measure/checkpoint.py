@@ -78,7 +78,7 @@ class Checkpoints:
 
         Later steps were passed over: their files are damaged. Raises UserError if it cannot be written.
         """
-        stored = {"identity": self._identity, "course": dataclasses.asdict(course)}
+        stored = {"identity": self._identity, "course": dataclasses.asdict(course), "arrays": sorted(arrays)}
         entries: dict[str, Any] = {COURSE: np.frombuffer(json.dumps(stored).encode(), np.uint8), **arrays}
         path = self._folder / f"step-{course.step:09d}.npz"
         try:
@@ -108,6 +108,8 @@ class Checkpoints:
                     arrays = {name: archive[name] for name in archive.files}  # which checks each one's checksum
                 stored = json.loads(arrays.pop(COURSE).tobytes())
                 course = msgspec.convert(stored["course"], Course)
+                if sorted(arrays) != stored["arrays"]:  # one changed bit of a ZIP file's directory may hide entries
+                    raise ValueError(f"{len(arrays)} of {len(stored['arrays'])} arrays are there")
             except MemoryError:  # damaged or not cannot be told, and what is passed over is removed later
                 raise UserError(f"{path}: this checkpoint cannot be read: there is no memory for it") from None
             except DAMAGE as error:

@@ -3,6 +3,7 @@
 ``duel.evidence`` defines what is kept, and compares two sides.
 """
 
+import functools
 import hashlib
 import math
 import time
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from duel.catalogue import Citations, Images, Molecules, Tokens
 from duel.errors import Disproved
-from duel.evidence import BUCKETS, GRAIN, ROUNDING, TRIALS, Evidence
+from duel.evidence import BASE, BUCKETS, GRAIN, ROUNDING, TRIALS, Evidence
 from duel.measure import parameters, twin
 
 MOST_ELEMENTS = 2**27  # of a result that are copied to the host and projected
@@ -92,14 +93,17 @@ def produced(
 
 
 def evaluated(
-    work: twin.Inference, arrays: Arrays, indexes: tuple[int, ...], every: int = 1, first: int = 0
+    work: twin.Inference, arrays: Arrays, indexes: tuple[int, ...], every: int = 1, first: int = 0, policy: str = "fp32"
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, float]]:
-    """Return the same as ``produced``. Raises Disproved if the program does not give the same result twice."""
+    """Return the same as ``produced``. Raises Disproved if the program does not give the same result twice.
+
+    Sums in another order may be rounded to other 16-bit numbers afterwards.
+    """
     found, _ = produced(work, arrays, indexes, every, first)
     again, _ = produced(work, arrays, indexes[:1], every, first)
     for name, array in again.items():
         apart = float(np.linalg.norm(array.astype(np.float64) - found[name]) / (np.linalg.norm(array) or 1.0))
-        if apart > NONDETERMINISTIC:
+        if apart > max(NONDETERMINISTIC, BASE[policy]):
             raise Disproved(
                 f"the model is not deterministic in evaluation: {name}, computed twice, differs by {apart:.1e}"
             )
@@ -142,7 +146,8 @@ class Recorder:
         seed: int,
         smooth: bool,
     ) -> None:
-        self._work, self._run, self._shapes, self._batches, self._seed = work, run, shapes, batches, seed
+        self._work, self._shapes, self._batches, self._seed = work, shapes, batches, seed
+        self._run = functools.partial(evaluated, policy=policy) if run is evaluated else run
         self._smooth = smooth
         self._every, self._first, self._samples = math.ceil(elements / MOST_ELEMENTS), 0, samples
         self.evidence = Evidence(policy)

@@ -30,6 +30,8 @@ AMPERE = 8.0  # the first compute capability with TF32 and bfloat16
 
 def find_device(m: Measurement) -> Columns:
     """Find the device, and what was not known about the row before."""
+    if m.device_kind is not None:  # before each process opens it
+        _check_together(m.device_kind, m.world)
     try:
         m.device = importlib.import_module("devices").select(m.device_kind, m.world)
     except ValueError as error:
@@ -46,10 +48,7 @@ def find_device(m: Measurement) -> Columns:
     )
     if why := _lacks(device, str(row.precision)):
         raise Skip(why)
-    if world.size > 1 and device.kind not in TOGETHER:
-        raise Skip(
-            f"processes with one device each are supported on {' and '.join(TOGETHER)} only; this is a {device.kind}"
-        )
+    _check_together(device.kind, world)
     m.watch = Watch(device, world)
     if m.watch.warning and not world.rank:
         print(f"warning: {m.watch.warning}: blocks timed while they run are left out", flush=True)
@@ -63,6 +62,12 @@ def find_device(m: Measurement) -> Columns:
             "device_id": m.watch.missing.get("device_id", "not reported"),
         },
     }
+
+
+def _check_together(kind: str, world: World) -> None:
+    """Raise Skip if several processes cannot divide devices of ``kind`` among themselves."""
+    if world.size > 1 and kind not in TOGETHER:
+        raise Skip(f"processes with one device each are supported on {' and '.join(TOGETHER)} only; this is a {kind}")
 
 
 def _is_proof(m: Measurement) -> bool:

@@ -34,6 +34,7 @@ def time_block(work: Timed, first_step: int, steps: int) -> tuple[float, Any]:
     """Return the seconds of ``steps`` steps with one synchronisation at the end, and the last step's handle."""
     start = time.perf_counter()
     for index in range(first_step, first_step + steps):
+        handle = None  # the memory of a result is free for the next one
         handle = work.step(index)
     work.synchronize(handle)
     return time.perf_counter() - start, handle

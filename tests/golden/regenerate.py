@@ -116,9 +116,8 @@ def plans() -> str:
         chips.append(file.stem)
         for one in files.fitting(files.read_object(file)["found"], list[Found], file.name):
             cells.setdefault(dataclasses.replace(one.cell, chip=""), {})[file.stem] = one
-            versions.add(
-                ", ".join(f"{name} {one.versions[name]}" for name in ("jax", "libtpu") if name in one.versions)
-            )
+            if one.versions:  # not known of what did not compile within the limit
+                versions.add(", ".join(f"{name} {one.versions[name]}" for name in ("jax", "libtpu")))
     lines = [f"| program | {' | '.join(chips)} |", f"|---|{'---|' * len(chips)}"]
     for cell, found in sorted(cells.items(), key=lambda item: (item[0].benchmark, item[0].use_case)):
         told = [_planned(found[chip]) if chip in found else "" for chip in chips]
