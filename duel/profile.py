@@ -16,6 +16,7 @@ from duel import kinds
 from duel.files import FORMAT, read_record, write_atomically
 from duel.trace import Kernel, Operation, Trace, shared
 
+COUNTING = 1  # the way in which FLOP and bytes are counted: those of an earlier way are not shown
 MOST = 3  # repeats of a point that are profiled
 LONGEST, BARS = 40, 200  # kernels that are listed, and that a timeline has
 COSTLIEST = 10  # programs that are listed
@@ -96,6 +97,7 @@ class Profile(msgspec.Struct):
     framework: str
     why: str = ""
     format: int = FORMAT
+    counting: int = 0
     steps: int = 0  # that were traced
     step_seconds: float = 0.0  # in the same process, before the trace
     traced_seconds: float = 0.0  # of a traced step
@@ -139,6 +141,9 @@ def read(run: Path, row: int) -> Profile | None:
     items: list[Part | Bar] = [*found.parts, *found.longest, *found.timeline]
     for item in items:
         item.kind = item.kind if item.kind in _KNOWN else kinds.OTHER
+    if found.counting != COUNTING:
+        for part in (*found.parts, *found.longest):
+            part.flops, part.bytes, part.counted = 0.0, 0.0, False
     return found
 
 
@@ -187,7 +192,7 @@ def divide(trace: Trace, profile: Profile) -> None:
             _add(parts.setdefault(where, Part(*where, 0.0)), kernel, taken, count)
             _add(longest.setdefault((kernel.name, *where), Long(*where, 0.0, name=kernel.name)), kernel, taken, count)
             longest[(kernel.name, *where)].detail = one.detail
-    profile.steps = count
+    profile.steps, profile.counting = count, COUNTING
     profile.traced_seconds = statistics.fmean(end - begin for begin, end in trace.steps)
     profile.parts = [*sorted(parts.values(), key=lambda part: -part.seconds), Part(kinds.IDLE, "", "", idle)]
     profile.longest = sorted(longest.values(), key=lambda one: -one.seconds)[:LONGEST]
@@ -211,7 +216,13 @@ def _add(part: Part, kernel: Kernel, seconds: float, steps: int) -> None:
 def _timeline(trace: Trace, framework: str) -> list[Bar]:
     """Return the longest kernels of the step whose duration is the median, in order."""
     begin, end = sorted(trace.steps, key=lambda step: step[1] - step[0])[len(trace.steps) // 2]
-    inside = [one for one in trace.kernels if one.start >= begin and one.end <= end and not one.container]
+    inside: list[Kernel] = []
+    ends: dict[int | None, float] = {}  # by lane: a kernel inside another of its lane is part of it
+    for each in sorted(trace.kernels, key=lambda kernel: (kernel.start, -kernel.end)):
+        if each.start >= begin and each.end <= end and not each.container:
+            if each.lane is None or each.end > ends.get(each.lane, begin):
+                inside.append(each)
+            ends[each.lane] = max(each.end, ends.get(each.lane, begin))
     bars = []
     for kernel in sorted(inside, key=lambda kernel: kernel.start - kernel.end)[:BARS]:
         kind, one = _told(kernel, framework)

@@ -195,7 +195,7 @@ class Program:
         results = _SHAPE.findall(one.shape)[0][1]
         sides = [self._sides(other) for other in one.operands[:2]]
         each = _summed(one, sides[0]) if one.opcode == "dot" else _window(one, sides)
-        return 2 * math.prod(_numbers(results)) * each
+        return 2 * math.prod(_numbers(results)) * each // _dilation(one)
 
     def counted(self, name: str) -> bool:
         """Return whether the FLOP of instruction ``name`` are known: a library's call does not say them."""
@@ -222,6 +222,12 @@ def _numbers(sides: str) -> list[int]:
 def _summed(one: Instruction, left: list[int]) -> int:
     axes = re.search(r"lhs_contracting_dims=\{([0-9,]*)\}", one.rest)
     return math.prod(left[axis] for axis in _numbers(axes[1])) if axes and left else 1
+
+
+def _dilation(one: Instruction) -> int:
+    """Return how many numbers of a convolution's input there are for each that is no zero put in between."""
+    found = re.search(r"lhs_dilate=([0-9x]+)", one.rest)
+    return math.prod(int(size) for size in found[1].split("x")) if found else 1
 
 
 def _window(one: Instruction, sides: list[list[int]]) -> int:

@@ -49,6 +49,8 @@ def memory(work: Any, index: int) -> dict[str, int]:
 def _peak(work: Any, index: int) -> int:
     """Return the most bytes that step ``index`` holds beyond what there was before."""
     if work._device.type == "cuda":
+        if optimizer := getattr(work, "_optimizer", None):
+            optimizer.zero_grad(set_to_none=True)  # the last step's gradients: this step's are among what it holds
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         work.synchronize(work.step(index))

@@ -10,6 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+_ATEN = torch.ops.aten
+# PyTorch's own table lacks attention on a CPU.
+_FLOPS = {
+    **flop_registry,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu: flop_registry[_ATEN._scaled_dot_product_efficient_attention],
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _ATEN._scaled_dot_product_efficient_attention_backward
+    ],
+}
+
 
 class Amount(NamedTuple):
     """FLOP of matrix products, convolutions and attention, two per multiply-add; bytes read and written at least."""
@@ -24,7 +34,7 @@ def amount(operation: Any, arguments: Any, options: Mapping[str, Any], result: A
     if packet is torch.ops.aten.convolution_backward:
         flops = _of_gradients(*arguments)
     else:
-        count = flop_registry.get(packet)
+        count = _FLOPS.get(packet)
         flops = int(count(*arguments, **options, out_val=result)) if count else 0
     return Amount(flops, moved((arguments, options)) + moved(result))
 
@@ -55,6 +65,11 @@ class Counting(TorchDispatchMode):
         self.found: dict[str, list[Amount]] = defaultdict(list)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "overloadpacket", func) not in _FLOPS:
+            with self:  # what is made of others arrives whole where no gradient is wanted
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
         result = func(*args, **(kwargs or {}))
         self.found[func._schema.name].append(amount(func, args, kwargs or {}, result))
         return result

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import torch
 from torch import nn
 
@@ -84,7 +85,11 @@ def traced(work: Any, first: int, count: int, folder: Path) -> Trace:
     file = folder / "trace.json.gz"
     profiler.export_chrome_trace(str(file))
     compiled = _inductor.Compiled({}, {}) if work.graphs is None else work.graphs.compiled()
-    found = _read(file, compiled, _counted(work, first), hasattr(work, "moments"))
+    # Under vmap the operations that are counted are not those that the trace names.
+    known = work.graphs is not None or not work._per_sample
+    found = _read(file, compiled, _counted(work, first) if known else {}, hasattr(work, "moments"))
+    if not known:
+        found = Trace(found.steps, [msgspec.structs.replace(kernel, counted=False) for kernel in found.kernels])
     if work._device.type == "cuda" and all(kernel.lane is not None for kernel in found.kernels):
         raise ValueError(profile.DENIED)  # there is only what the host did
     if not found.kernels:
@@ -133,6 +138,7 @@ class _Where(NamedTuple):
     operations: Operations = ()
     amount: Amount = NOTHING
     counted: bool = False  # whether the amount is of this or of something around it
+    left: list[Amount] | None = None  # the same until a kernel of a GPU has it: the first of all that it launches
     region: _inductor.Region | None = None
     calls: Counter[str] | None = None  # of kernels so far in the region or, outside, in the step
 
@@ -190,7 +196,7 @@ class _Reader:
             belongs = self._forward.get(known.get("Sequence number", -1), around)
             region = (belongs.region[0], True) if belongs.region else None
             backward = belongs._replace(stage="backward", operations=(), region=region)
-            backward = backward._replace(amount=NOTHING, counted=False)  # those are of the forward operation
+            backward = backward._replace(amount=NOTHING, counted=False, left=None)  # those are of the forward operation
             return backward._replace(calls=Counter() if region else self._calls)
         if around.region and (loop := self._compiled.loop(name, around.region)):
             return around._replace(**loop._asdict())
@@ -207,7 +213,7 @@ class _Reader:
         # Of a compiled model, the optimizer's operations alone were counted.
         counts = not around.counted and (around.stage == "optimizer" or not self._compiled.calls)
         if amount := _next(self._counted.get(name, []) if counts else [], around.calls, name):
-            around = around._replace(amount=amount, counted=True)
+            around = around._replace(amount=amount, counted=True, left=[amount])
         return around._replace(operations=self._of_call(name, around, known))
 
     def _of_call(self, name: str, around: _Where, known: Mapping[str, Any]) -> Operations:
@@ -226,7 +232,8 @@ class _Reader:
     def _kernel(self, event: Any, start: float, end: float) -> Kernel:
         name, launch = event["name"], self._launched.get(event["args"].get("External id"), self._top)
         loop = self._compiled.loop(name, launch.region)
-        operations, amount = loop or (launch.operations, launch.amount)
+        amount = launch.left.pop() if launch.left and event["cat"] == "kernel" else NOTHING
+        operations, amount = loop or (launch.operations, amount)
         if "nccl" in name.lower():
             operations = (Operation("nccl", stage="backward"),)
         elif event["cat"] != "kernel" and not operations:

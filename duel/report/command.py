@@ -70,7 +70,8 @@ def job_of(rows: list[Row]) -> Job:
     row = max(rows, key=lambda row: row.device_count or 1)  # a job on many devices measures a single one first
     devices, nodes = row.device_count or 1, row.nodes or 1
     each = devices if row.scaling == WEAK else 1  # batch sizes are given per device
-    batch_sizes = {(other.batch_size or 0) // each for other in rows if other.device_count == row.device_count}
+    alike = [other.batch_size for other in rows if other.device_count == row.device_count]
+    batch_sizes = {size // each for size in alike if size}  # unknown if it failed before
     products = dict.fromkeys(other.product for other in rows if other.product)
     return Job(
         framework=PAIRED,

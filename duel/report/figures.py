@@ -22,7 +22,7 @@ VERDICTS = {
     "PyTorch is faster": "#d55e00",
     "equal within 5 %": "#009e73",
     "undecided": "#888888",
-    "no verdict": "#888888",
+    "no verdict": "#cccccc",
 }
 EQUAL = 1.05
 WIDTH, LINE = 560, 15  # pixels: the width of a panel, the height of a line in it

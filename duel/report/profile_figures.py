@@ -13,13 +13,13 @@ except ImportError:  # next to the tables of a report
 import altair as alt
 
 Panels = figures.Panels
-# Okabe and Ito's colours first, then grays for what is not computing.
+# None is a framework's or a verdict's (``figures``); grays for what is not computing.
 COLOURS = {
-    "matrix product": "#0072b2",
+    "matrix product": "#7a5195",
     "convolution": "#56b4e9",
-    "depthwise convolution": "#d55e00",
+    "depthwise convolution": "#003f5c",
     "attention": "#cc79a7",
-    "normalisation and reduction": "#009e73",
+    "normalisation and reduction": "#88b04b",
     "elementwise": "#f0e442",
     "scatter and gather": "#e69f00",
     "optimizer": "#882255",
@@ -27,7 +27,7 @@ COLOURS = {
     "random": "#117733",
     "collective": "#332288",
     "copy and layout": "#999999",
-    "other": "#000000",
+    "other": "#6b6b6b",
     "idle": "#dddddd",
 }
 

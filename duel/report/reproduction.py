@@ -36,7 +36,7 @@ REWRITTEN = {
 }
 PRECISIONS = {
     "jax": {"fp32": '"highest"', "tf32": '"tensorfloat32"', "bf16": '"default"', "fp16": '"default"'},
-    "pytorch": {"fp32": "ieee", "tf32": "tf32", "bf16": "ieee", "fp16": "ieee"},
+    "pytorch": {"fp32": "highest", "tf32": "high", "bf16": "highest", "fp16": "highest"},
 }
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # of convolutions and products: other work keeps 32 bits in part
 CODE = {"jax": "jax.hlo.txt", "pytorch": "pytorch.inductor.txt"}
