@@ -149,6 +149,13 @@ RECIPES: Mapping[tuple[str, str], Recipe] = MappingProxyType(
             average=0.999,
             source="our own, for a network of 26,000 parameters",
         ),
+        ("cifar10", "fashion_mnist"): Recipe(
+            AdamW(learning_rate=0.001, weight_decay=0.05, batch_size=128),
+            batch_size=128,
+            epochs=10,
+            augmentation=FLIP,
+            source="our own",
+        ),
         ("gcn", "cora"): Recipe(
             AdamW(learning_rate=0.01, weight_decay=0.05),
             batch_size=1,
