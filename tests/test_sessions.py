@@ -227,7 +227,7 @@ def test_many_comparisons_are_corrected_for_and_marked() -> None:
         measured += [session([mean] * 4, 2 * n, pair=f"p{number}") for n, mean in enumerate(means)]
     lines = points.lines(found(*measured))
     assert [line.marked for line in lines[:2]] == ["JAX is faster", "JAX is faster*"]
-    assert "A * after a verdict: significant alone, but not after Holm" in markdown.table(lines)
+    assert "A * after a verdict: significant alone, but not after correction" in markdown.table(lines)
 
 
 def test_means_are_of_the_same_five_benchmarks_in_each_mode_and_one_that_carries_them_is_named() -> None:

@@ -61,7 +61,8 @@ def test_tuned_is_recommended_by_what_was_tested(results: Results) -> None:
     found = publish(results, *default, *tuned).found
     (text,) = [text for text in prose.recommendations(found) if "tune its switches" in text]
     assert "JAX on planted" in text
-    assert "at 1 of 2 points, at most 1.25 times as fast (figure Throughput)" in text
+    assert "at 1 of 2 points mode tuned is more than 10% faster" in text
+    assert "at most 1.25 times as fast (figure Throughput)" in text
     old = publish(results, *default, *(newer(some) for some in tuned), name="other code").found
     assert not [text for text in prose.recommendations(old) if "tune its switches" in text]
 
@@ -117,7 +118,7 @@ def test_a_verdict_that_holds_for_its_point_alone_is_drawn_as_undecided(results:
 def test_what_marks_mean_stands_below_each_table(results: Results) -> None:
     shown = made(point(1.5), point(1.2, 1, 1, benchmark="bert", pair="b"))
     starred = [line if line.p_holm is None else line.__class__(**vars(line) | {"p_holm": 0.2}) for line in shown]
-    meaning = "significant alone, but not after Holm's correction over the set"
+    meaning = "significant alone, but not after correction for the whole set (Holm)"
     for text in (markdown.table(starred), markdown.summary(starred, "folder"), latex.table(starred)):
         assert meaning in text
         assert "indicative: too few sessions for an interval" in text

@@ -24,7 +24,7 @@ from duel.table import TABLE_BYTES, tidy
 NAME = "ratios.csv"
 SEVERAL = "; "
 NOT_ALONE = "*"  # after a verdict that does not survive Holm's correction
-NOT_ALONE_MEANS = f"A {NOT_ALONE} after a verdict: significant alone, but not after Holm's correction over the set"
+NOT_ALONE_MEANS = f"A {NOT_ALONE} after a verdict: significant alone, but not after correction for the whole set (Holm)"
 INDICATIVE_MEANS = f"{INDICATIVE}: too few sessions for an interval"
 # What makes two lines the same point in two modes.
 POINT = (
