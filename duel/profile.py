@@ -132,7 +132,7 @@ _KNOWN = {*kinds.ORDER, kinds.IDLE}
 def read(run: Path, row: int) -> Profile | None:
     """Return the profile of ``row`` in the folder of a run, None if there is none. Raises Damaged.
 
-    Kinds of work that this version does not know are *other*.
+    Kinds of work that this version does not know are *other*; FLOP and bytes that were counted otherwise are left out.
     """
     try:
         found = read_record(path(run, row), Profile)
