@@ -28,7 +28,7 @@ def begun(site: Site, run: Run, beyond: int = 0) -> int:
 
 def ended_in_one_run(site: Site, run: Run, lives: int) -> None:
     """The training has ended as one run, its curve is whole, and no life began at its start."""
-    site.wait_for_state(run, FINISHED, 400)
+    site.wait(lambda: run.stored_status().state == FINISHED, 400)
     (only,) = site.results.runs()
     assert only.id == run.id
     epochs = json.loads((run.folder / "curves" / "jax-0.json").read_text())
