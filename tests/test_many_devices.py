@@ -217,7 +217,7 @@ def test_what_cannot_be_shared_out_among_processes_is_skipped(
     run.create(planned.rows(), target="here")
     assert measuring.measure(run, 1, tmp_path, asked, "0", World(0, 2, 0, "127.0.0.1:1")) == 0
     row = run.read_row(1)
-    assert (row.status, row.device_kind, opened) == ("skipped", None if asked else "tpu", [] if asked else [None])
+    assert (row.status, row.device_kind, opened) == ("skipped", "tpu", [] if asked else [None])
     assert row.cause == "processes with one device each are supported on cpu and gpu only; this is a tpu"
 
 

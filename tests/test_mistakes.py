@@ -276,7 +276,8 @@ def test_without_a_mistake_nothing_bars_the_pair(tmp_path: Path, pair: str) -> N
     assert faults(row) == []
     assert row.evidence_sha256
     curves = [Evidence.from_bytes(file.read_bytes()) for file in tmp_path.glob("results/runs/*/evidence/*.npz")]
-    assert {(len(each.curve), len(each.moved_curve)) for each in curves} == {(row.loss_steps or 0,) * 2}
+    assert {len(each.curve) for each in curves} == {row.loss_steps or 0}
+    assert {len(each.moved_curve) for each in curves} <= {0, row.loss_steps or 0}  # none where steps took too long
     assert "before and after the clock" in str(row.proved)
     assert row.proof_seconds
 

@@ -20,35 +20,31 @@ from duel.measure.device import Device, Setting, World
 from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
 from duel.options import SAFETENSORS
+from duel.record import Row
 from duel.switches import ALL, THREADS
 
 # Kinds of devices that several processes can divide among themselves. A TPU host's chips belong to one process unless
 # its environment splits them, which could not be tested; MPS has one device.
 TOGETHER = ("cpu", "gpu")
+APART = f"processes with one device each are supported on {' and '.join(TOGETHER)} only;"
 AMPERE = 8.0  # the first compute capability with TF32 and bfloat16
 
 
 def find_device(m: Measurement) -> Columns:
     """Find the device, and what was not known about the row before."""
-    if m.device_kind is not None:  # before each process opens it
-        _check_together(m.device_kind, m.world)
+    if m.device_kind is not None and not _together(m.device_kind, m.world):  # before each process opens it
+        m.row = _of_kind(m, m.device_kind)
+        raise Skip(f"{APART} this is a {m.device_kind}")
     try:
         m.device = importlib.import_module("devices").select(m.device_kind, m.world)
     except ValueError as error:
         raise UserError(str(error)) from error
     device, row, world = m.device, m.row, m.world
-    # The proof is as sharp with a CPU's batch size, whatever the device is.
-    batch_size = row.batch_size or m.benchmark.sizes[str(row.size)].batch_size["cpu" if _is_proof(m) else device.kind]
-    if row.scaling == WEAK:
-        batch_size *= world.size
-    if batch_size % world.size:
-        raise UserError(f"batch size {batch_size} does not divide among {world.size} devices")
-    m.row = row.replace(
-        device_kind=device.kind, device_name=device.name, device_count=world.size, batch_size=batch_size
-    )
+    m.row = _of_kind(m, device.kind).replace(device_name=device.name)
     if why := _lacks(device, str(row.precision)):
         raise Skip(why)
-    _check_together(device.kind, world)
+    if not _together(device.kind, world):
+        raise Skip(f"{APART} this is a {device.kind}")
     m.watch = Watch(device, world)
     if m.watch.warning and not world.rank:
         print(f"warning: {m.watch.warning}: blocks timed while they run are left out", flush=True)
@@ -64,10 +60,21 @@ def find_device(m: Measurement) -> Columns:
     }
 
 
-def _check_together(kind: str, world: World) -> None:
-    """Raise Skip if several processes cannot divide devices of ``kind`` among themselves."""
-    if world.size > 1 and kind not in TOGETHER:
-        raise Skip(f"processes with one device each are supported on {' and '.join(TOGETHER)} only; this is a {kind}")
+def _of_kind(m: Measurement, kind: str) -> Row:
+    """Return the row with what the kind of its device decides. Raises UserError for a batch that does not divide."""
+    row, world = m.row, m.world
+    # The proof is as sharp with a CPU's batch size, whatever the device is.
+    batch_size = row.batch_size or m.benchmark.sizes[str(row.size)].batch_size["cpu" if _is_proof(m) else kind]
+    if row.scaling == WEAK:
+        batch_size *= world.size
+    if batch_size % world.size:
+        raise UserError(f"batch size {batch_size} does not divide among {world.size} devices")
+    return row.replace(device_kind=kind, device_count=world.size, batch_size=batch_size)
+
+
+def _together(kind: str, world: World) -> bool:
+    """Whether the processes of ``world`` can divide devices of ``kind`` among themselves."""
+    return world.size == 1 or kind in TOGETHER
 
 
 def _is_proof(m: Measurement) -> bool:
