@@ -120,15 +120,6 @@ def test_a_kind_of_work_that_another_version_knows_is_other(tmp_path: Path) -> N
     assert read.timeline[0].kind == kinds.OTHER
 
 
-def test_amounts_that_were_counted_in_another_way_are_not_shown(tmp_path: Path) -> None:
-    part = Part(kinds.PRODUCT, "", "", 1.0, flops=5.0, bytes=7.0)
-    for counting, flops in ((profile.COUNTING, 5.0), (0, 0.0)):
-        profile.write(tmp_path, Profile("run", 0, "jax", counting=counting, parts=[part]))
-        read = profile.read(tmp_path, 0)
-        assert read is not None
-        assert [(one.flops, one.counted) for one in read.parts] == [(flops, bool(flops))]
-
-
 def test_a_timeline_has_no_kernel_inside_another_of_its_lane() -> None:
     lanes = [(0.0, 5.0, 1), (1.0, 2.0, 1), (6.0, 7.0, 1), (1.0, 3.0, 2), (2.0, 4.0, None), (2.5, 3.5, None)]
     kernels = [Kernel("k", begin, end, (Operation("dot"),), lane=lane) for begin, end, lane in lanes]

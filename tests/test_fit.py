@@ -26,7 +26,6 @@ from duel.catalogue import (
 )
 from duel.chips import CHIPS, bound
 from duel.cli import fit as fit_command
-from duel.cli import main as cli
 from duel.errors import UserError
 from duel.job import Job
 from duel.launch import cluster, fit, plan, submit
@@ -292,23 +291,6 @@ def test_the_largest_batch_that_fits_both_sides_can_be_asked_for(
     rows.append(tried("jax", 16, use_case=PER_SAMPLE, product="materialised"))
     args.products = ("clipped_sum", "materialised")
     assert most(PER_SAMPLE_MANY, ["jax"]) == 16
-
-
-@pytest.mark.parametrize(
-    ("more", "sizes"),
-    [
-        ("max,8 --scaling weak", (640, 8)),
-        ("max,8 --scaling strong", (1280, 8)),
-        ("max --dataset digits", (1280,)),
-    ],
-)
-def test_the_largest_batch_of_each_device_makes_that_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, sizes: tuple[int, ...]
-) -> None:
-    monkeypatch.setattr(plan, "_largest", lambda *_: 640)
-    words = f"--benchmark mnist --use_case 2 --devices 2 --framework jax --batch_sizes {more}".split()
-    (job,) = plan.jobs(cli.parsed(words)[1], cluster.load(ROOT / "cluster.yaml"), Results(tmp_path))
-    assert job.batch_sizes == sizes
 
 
 def test_what_never_fits_and_what_always_does_come_to_an_end() -> None:

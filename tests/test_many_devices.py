@@ -15,7 +15,9 @@ import pytest
 from conftest import ROOT, Main, Site, clean_environment, interpreter, rows_of
 
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, PRODUCTS, USE_CASES, VALIDATE
+from duel.cli import main as cli
 from duel.job import Job
+from duel.launch import cluster, plan
 from duel.measure import attempt, ranks
 from duel.measure import row as measuring
 from duel.measure.device import Device, World
@@ -309,3 +311,20 @@ def test_the_plan_comes_first(main: Main, checkout: Path) -> None:
         ["36 rows in 12 scripts"],
     ]
     assert json.dumps(sorted(path.name for path in (checkout / "slurm_scripts").glob("*.sh"))).count("jax_") == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [
+        ("max,8 --scaling weak", (640, 8)),
+        ("max,8 --scaling strong", (1280, 8)),
+        ("max --dataset digits", (1280,)),
+    ],
+)
+def test_the_largest_batch_of_each_device_makes_that_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, sizes: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(plan, "_largest", lambda *_: 640)
+    words = f"--benchmark mnist --use_case 2 --devices 2 --framework jax --batch_sizes {more}".split()
+    (job,) = plan.jobs(cli.parsed(words)[1], cluster.load(ROOT / "cluster.yaml"), Results(tmp_path))
+    assert job.batch_sizes == sizes

@@ -71,11 +71,10 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 continue
             options = _options(args, use_case)
             if MAX in args.batch_sizes:
-                each = _largest(args, benchmark, use_case, name, frameworks, results)
-                whole = args.dataset or args.scaling == STRONG  # a batch size is that of all devices
-                most = each * nodes * devices if whole and use_case in MANY else each
-                sizes = tuple(most if one == MAX else one for one in args.batch_sizes)
-                options |= {"batch_sizes": sizes}
+                most = _largest(args, benchmark, use_case, name, frameworks, results)
+                if args.dataset or args.scaling == STRONG:  # a batch size is that of all devices
+                    most *= nodes * devices
+                options |= {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
             usual = recipe(benchmark, args.dataset, None, None).batch_size if args.dataset else None
             _check_batches(options, nodes * devices, usual)
             planned += [
