@@ -57,7 +57,7 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
     # Where the twins look for the devices of this process, they find those of the topology.
     ours, twin = cast("tuple[Any, Any]", (devices, network.Network))
     ours.native = lambda wanted: there[0]
-    ours.of_ranks = lambda: there
+    ours._of_ranks = lambda: there
     twin._put = shapes_of
     per_sample = use_case.module == "per_sample_gradients"
     shapes = weights.shapes(network.build(benchmark, asked["size"], per_sample))

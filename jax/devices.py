@@ -82,7 +82,7 @@ def native(device: shared.Device) -> Any:
     return jax.local_devices(backend=device.kind)[0]
 
 
-def of_ranks() -> list[Any]:
+def _of_ranks() -> list[Any]:
     """Return the device of each process, in their order.
 
     ``jax.make_mesh`` would refuse those of several nodes, whose GPUs XLA counts as one slice each.

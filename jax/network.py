@@ -93,7 +93,7 @@ class Network:
         ranks = setting.world.size
         self._mesh = None
         if ranks > 1:
-            self._mesh = Mesh(np.array(devices.of_ranks()), (AXIS,), axis_types=(AxisType.Explicit,))
+            self._mesh = Mesh(np.array(devices._of_ranks()), (AXIS,), axis_types=(AxisType.Explicit,))
         self._dtype = jnp.float64 if setting.precision == "float64" else jnp.float32
         self._compute = COMPUTE.get(setting.precision)
         self._model = build(setting.benchmark, setting.size, self._per_sample)

@@ -220,7 +220,7 @@ for kind in ("gpu", "tpu"):
             assert str(error) == "JAX cannot use its accelerator: Unable to initialize backend 'cuda': too old", error
 three = [SimpleNamespace(id=number, process_index=rank, slice_index=rank // 2) for number, rank in enumerate((2, 0, 1))]
 with mock.patch("jax.devices", return_value=three):
-    assert [device.process_index for device in devices.of_ranks()] == [0, 1, 2], "in cyclic order of nodes, too"
+    assert [device.process_index for device in devices._of_ranks()] == [0, 1, 2], "in cyclic order of nodes, too"
 assert devices._local_device(3) == 3
 with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,5,6"):
     assert devices._local_device(4) == 1
