@@ -344,7 +344,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if begun := [noted.created for noted in intent.waiting(results).values() if not noted.waits] if results else []:
             rest = "'python main.py resubmit' sends the rest ('... cancel RUN' drops one)"
-            message = f"stopped submitting; {rest if all(begun) else 'nothing was sent yet: repeat the command'}"
+            message = f"stopped submitting; {rest if begun[-1] else 'nothing was sent yet: repeat the command'}"
         warn(f"\n{program()}: {message}")
         return 130
     return 2
