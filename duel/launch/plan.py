@@ -71,10 +71,7 @@ def jobs(args: argparse.Namespace, cluster: Cluster, results: Results) -> list[J
                 continue
             options = _options(args, use_case)
             if MAX in args.batch_sizes:
-                most = _largest(args, benchmark, use_case, name, frameworks, results)
-                if args.dataset or args.scaling == STRONG:  # a batch size is that of all devices
-                    most *= nodes * devices
-                options |= {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
+                options |= _sizes(args, _largest(args, benchmark, use_case, name, frameworks, results), nodes * devices)
             usual = recipe(benchmark, args.dataset, None, None).batch_size if args.dataset else None
             _check_batches(options, nodes * devices, usual)
             planned += [
@@ -101,6 +98,13 @@ def _options(args: argparse.Namespace, use_case: int) -> dict[str, Any]:
     """Return those of the options that the jobs of ``use_case`` take."""
     options = {option: getattr(args, option) for option, use_cases in VARIANTS.items() if use_case in use_cases}
     return options | {option: getattr(args, option) for option in TRAINING}
+
+
+def _sizes(args: argparse.Namespace, most: int, devices: int) -> dict[str, Any]:
+    """Return the batch sizes asked for, with ``most`` on each of the ``devices`` for ``MAX``."""
+    if args.dataset or args.scaling == STRONG:  # a batch size is that of all devices
+        most *= devices
+    return {"batch_sizes": tuple(most if size == MAX else size for size in args.batch_sizes)}
 
 
 def _largest(
