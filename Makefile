@@ -18,7 +18,8 @@ PYTORCH ?= $(or $(call made_for,pytorch),$(if $(driver),$(cuda),cuda13))
 
 made_for = $(patsubst .venv/$(1)/.stamp-$(1)-%,%,$(wildcard .venv/$(1)/.stamp-$(1)-*))
 driver = $(shell nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed -n 's/^\([0-9][0-9]*\)\..*/\1/p;q')
-cuda = $(shell test $(driver) -ge 580 && echo cuda13 || echo cuda12)# CUDA 13 needs driver 580
+# CUDA 13 needs driver 580 and compute capability 7.5 (not V100).
+cuda = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | awk '$$1 < 7.5 || $(driver) < 580 {old = 1} END {print old ? "cuda12" : "cuda13"}')
 
 unexport PYTHONSAFEPATH# main.py imports its neighbour duel/ by name
 install = @PYTHON='$(PYTHON)' sh requirements/install.sh

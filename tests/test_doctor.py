@@ -132,11 +132,19 @@ def test_devices_that_cannot_be_listed_are_a_failure(tmp_path: Path, answer: str
     assert "jax/devices.py" in found.remedy
 
 
-@pytest.mark.parametrize(("driver", "cuda"), [("580.65.06", "cuda13"), ("550.54.15", "cuda12")])
+@pytest.mark.parametrize(
+    ("driver", "capability", "cuda"),
+    [
+        ("580.65.06", "9.0", "cuda13"),
+        ("550.54.15", "9.0", "cuda12"),
+        ("580.65.06", "7.0", "cuda12"),
+        ("580.65.06", "[N/A]", "cuda13"),
+    ],
+)
 def test_a_gpu_that_the_framework_does_not_see_is_told_with_the_right_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, cuda: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: str, capability: str, cuda: str
 ) -> None:
-    program(tmp_path, "nvidia-smi", f"echo {driver}")
+    program(tmp_path, "nvidia-smi", f"case $1 in *driver*) echo {driver};; *) echo '{capability}';; esac")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     devices = '{"versions": {}, "devices": [{"kind": "cpu", "name": "x", "count": 1, "driver": null, '
     devices += '"compute_capability": null, "memory_bytes": 1}]}'
@@ -156,7 +164,7 @@ def test_a_gpu_is_described_with_driver_capability_and_memory() -> None:
 def test_an_nvidia_smi_without_a_driver_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert doctor._nvidia_driver() == ""
+    assert doctor._nvidia("driver_version") == ""
 
 
 def test_an_interpreter_of_a_slurm_target_that_is_not_here_is_left_open() -> None:

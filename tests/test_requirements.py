@@ -116,6 +116,28 @@ def test_the_build_can_be_chosen() -> None:
     assert "pytorch pytorch-cuda12 " in dry_run(PYTORCH="cuda12")
 
 
+@pytest.mark.parametrize(
+    ("driver", "capability", "jax", "pytorch"),
+    [
+        ("580.65.06", "9.0", "cuda13", "cuda13"),
+        ("550.54.15", "9.0", "cuda12", "cuda12"),
+        ("580.65.06", "7.0", "cuda12", "cuda12"),
+        ("", "", "cpu", "cuda13"),
+    ],
+)
+def test_the_build_suits_the_driver_and_the_gpu(
+    tmp_path: Path, driver: str, capability: str, jax: str, pytorch: str
+) -> None:
+    smi = tmp_path / "nvidia-smi"  # a stand-in: there is no GPU here
+    smi.write_text(f"#!/bin/sh\ncase $1 in *driver*) echo {driver};; *) echo {capability};; esac\n")
+    smi.chmod(0o755)
+    command = ["make", "--dry-run", "envs", "made_for="]  # whatever environments there are
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    assert f"jax jax-{jax} " in said
+    assert f"pytorch pytorch-{pytorch} " in said
+
+
 ARM = LINUX | {"platform_machine": "aarch64"}
 TORCH = ("pytorch-cuda13", "pytorch-cuda12")
 

@@ -28,7 +28,7 @@ PROBE_SECONDS = 120
 WANDB_LOGIN = ".venv/driver/bin/python -m wandb login"
 FREE_BYTES_NEEDED = 10**9
 PROOF_BENCHMARK, PROOF_TIME = "mnist", "--time=00:05:00"
-CUDA_13_DRIVER = 580  # the first NVIDIA driver for CUDA 13
+CUDA_13 = (580, 7.5)  # the first NVIDIA driver, and the least compute capability, that it serves
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"
 
@@ -165,9 +165,8 @@ def _interpreter(framework: str, name: str, target: Target) -> Iterator[Finding]
     versions = record["versions"] | {FRAMEWORKS[framework]: version}
     packages = ", ".join(f"{package} {number}" for package, number in versions.items())
     yield Finding(OK, what, f"{python}: {packages}")
-    driver = _nvidia_driver()
-    cuda = "cuda12" if driver and int(driver.partition(".")[0]) < CUDA_13_DRIVER else "cuda13"
-    remedy = f"make {framework}-env {framework.upper()}={cuda}"
+    driver = _nvidia("driver_version")
+    remedy = f"make {framework}-env {framework.upper()}={_cuda(driver)}"
     if target.scheduler == "slurm":  # its devices are on the nodes, not on this machine
         computes = any(word in package for package in versions for word in ("cuda", "rocm", "hip"))
         if "gpu" in " ".join(target.directives) and not computes:
@@ -221,12 +220,19 @@ def _describe(device: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _nvidia_driver() -> str:
-    """Return the version of the NVIDIA driver; empty if there is no GPU with one."""
+def _nvidia(what: str) -> str:
+    """Return a version that nvidia-smi knows of the first GPU; empty if there is none, or it does not know."""
     if shutil.which("nvidia-smi") is None:
         return ""
-    line = _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    line = _first_line("nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader")
     return line if line.partition(".")[0].isdecimal() else ""
+
+
+def _cuda(driver: str) -> str:
+    """Return the CUDA for ``driver``, where there is one, and for this machine's GPU."""
+    capability = _nvidia("compute_cap")
+    old = driver and int(driver.partition(".")[0]) < CUDA_13[0]
+    return "cuda12" if old or (capability and float(capability) < CUDA_13[1]) else "cuda13"
 
 
 def _slurm(targets: list[str]) -> Finding:
