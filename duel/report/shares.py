@@ -29,7 +29,6 @@ REMEDIES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
     ("jax", kinds.CONVOLUTION): (("convolution", "products"),),
     ("pytorch", kinds.CONVOLUTION): (("channels_last", ON),),
     ("pytorch", kinds.COPIES): (("channels_last", ON),),
-    ("pytorch", kinds.ATTENTION): (("attention", "flash"),),
     ("pytorch", kinds.OPTIMIZER): (("fused_optimizer", ON),),
     ("pytorch", kinds.NORMS): (("compile", ON),),
     ("pytorch", kinds.ELEMENTWISE): (("compile", ON),),
