@@ -20,6 +20,7 @@ from models import _layers
 STEP = "duel step"
 NOTHING = "no instruction of the program is in the trace: this version of JAX may write it otherwise"
 DERIVED = ("XLA ", "Framework ", "Steps")  # lines of a trace that repeat the events of others
+TPU, ON_TPU = "/device:TPU:", "XLA Ops"  # whose planes have the instructions themselves in this line
 
 
 def named(kind: Any) -> Any:
@@ -110,8 +111,9 @@ def _read(file: Path, program: Program, nothing: str) -> Trace:
     recorded: dict[Any, Any] = {}
     tasks: list[tuple[Any, float, float, int]] = []
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        tpu = plane.name.startswith(TPU)
         for lane, line in enumerate(plane.lines):
-            if line.name.startswith(DERIVED):
+            if line.name != ON_TPU if tpu else line.name.startswith(DERIVED):
                 continue
             open_kernels: list[Kernel] = []
             open_tasks: list[tuple[Any, float]] = []
@@ -122,6 +124,8 @@ def _read(file: Path, program: Program, nothing: str) -> Trace:
                     open_kernels.pop()
                 if event.name == STEP:
                     steps.append((start, end))
+                elif tpu:  # named by its text, as in '%fusion.2 = f32[8]{0} fusion(...)'
+                    on_device.append(_kernel(event.name.partition(" ")[0].lstrip("%"), start, end, program))
                 elif "hlo_op" in stats and plane.name.startswith("/device:"):
                     on_device.append(_kernel(str(stats["hlo_op"]), start, end, program))
                 elif "hlo_op" in stats:
