@@ -150,11 +150,11 @@ RECIPES: Mapping[tuple[str, str], Recipe] = MappingProxyType(
             source="our own, for a network of 26,000 parameters",
         ),
         ("cifar10", "fashion_mnist"): Recipe(
-            AdamW(learning_rate=0.001, weight_decay=0.05, batch_size=128),
-            batch_size=128,
-            epochs=10,
+            AdamW(learning_rate=0.001, weight_decay=0.05, batch_size=64),
+            batch_size=64,
+            epochs=4,
             augmentation=FLIP,
-            source="our own",
+            source="our own, chosen on the last 10,000 training pictures",
         ),
         ("gcn", "cora"): Recipe(
             AdamW(learning_rate=0.01, weight_decay=0.05),
