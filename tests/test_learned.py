@@ -44,6 +44,17 @@ def test_the_verdict_on_accuracies(apart: tuple[float, ...], said: str) -> None:
     assert said in learned.verdict(sides(*apart))
 
 
+def test_times_have_their_unit_and_trainings_that_read_alike_their_group(tmp_path: Path) -> None:
+    rows = [one.replace(group=group) for group in ("monday", "tuesday") for one in sides(*[0.0] * 5)]
+    lines = {line[0]: line[1:] for line in learned.table(rows[:10]).lines}
+    assert lines["training time"] == ["1 s", "1 s"]
+    assert lines["time of an epoch"] == ["0.5 s", "0.5 s"]
+    texts = [text for text in learned.verdicts(rows, tmp_path) if learned.EQUAL in text]
+    assert [text.partition(": ")[0] for text in texts] == ["monday", "tuesday"]
+    (alone,) = (text for text in learned.verdicts(rows[:10], tmp_path) if learned.EQUAL in text)
+    assert alone.startswith("mnist (full, fp32) on digits: ")
+
+
 def test_trainings_that_are_not_comparable_have_no_verdict() -> None:
     rows = [one.replace(comparable="NOT COMPARABLE: seen_sha256 (a | b)") for one in sides(0.0, 0.0, 0.0, 0.0, 0.0)]
     assert "NOT COMPARABLE: seen_sha256" in learned.verdict(rows)

@@ -124,8 +124,8 @@ class _Environment:
 def _hardware(records: Records, rows: Sequence[Row]) -> list[str]:
     """Return a sentence on each device, and on the machine of its first run that kept its environment."""
     runs: dict[str, list[str]] = {}
-    for row in rows:
-        mine = runs.setdefault(str(row.device_name or "unknown device"), [])
+    for row in (row for row in rows if row.device_name):  # the others ended before they found one
+        mine = runs.setdefault(str(row.device_name), [])
         if row.run_id and row.run_id not in mine[-1:]:
             mine.append(row.run_id)
     texts = []
@@ -135,7 +135,8 @@ def _hardware(records: Records, rows: Sequence[Row]) -> list[str]:
         hardware = [device, f"{(machine.cpu or _Cpu()).model} CPU"]
         hardware += [f"{len(machine.usable_cpus)} CPUs used"] if machine.usable_cpus else []
         hardware += [f"{memory / 2**30:.0f} GiB of memory"] if memory else []
-        texts.append(f"Hardware of {records.name}: {', '.join(dict.fromkeys(hardware))}; {machine.platform or ''}.")
+        where = "; ".join(filter(None, (", ".join(dict.fromkeys(hardware)), machine.platform)))
+        texts.append(f"Hardware of {records.name}: {where}.")
     return texts
 
 

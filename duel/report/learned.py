@@ -7,6 +7,7 @@ trained by both sides from the same weights on the same batches.
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from duel.comparability import COMPARABLE, FOREIGN_LOAD, LEFT_OUT, machines_apar
 from duel.files import Damaged, fitting, read
 from duel.record import Row
 from duel.report.figure_data import Record
-from duel.report.tables import as_text
 from duel.results import Run
 from duel.states import FINISHED
 from duel.terminal import Table, warn
@@ -95,9 +95,7 @@ def _over(apart: Sequence[float]) -> Difference | None:
 
 def verdict(rows: Sequence[Row]) -> str:
     """Return the outcome in one sentence."""
-    row = rows[0]
-    what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
-    sides = _sides(rows)
+    what, sides = _what(rows[0]), _sides(rows)
     if not sides:
         return f"{what}: no training has finished"
     pairs = [pair for pair in partners(rows) if pair[0].comparable]
@@ -167,7 +165,17 @@ def verdicts(rows: Sequence[Row], folder: Path) -> list[str]:
 
     Their runs are in ``folder``.
     """
-    return [text for mine in _groups(rows) for text in (verdict(mine), *_figures(mine), *on_the_way(mine, folder))]
+    groups = _groups(rows)
+    alike = Counter(_what(mine[0]) for mine in groups)
+    found = []
+    for mine in groups:
+        which = f"{mine[0].group or mine[0].run_id}: " if alike[_what(mine[0])] > 1 else ""
+        found += [which + verdict(mine), *_figures(mine), *on_the_way(mine, folder)]
+    return found
+
+
+def _what(row: Row) -> str:
+    return f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
 
 
 def _figures(rows: Sequence[Row]) -> list[str]:
@@ -246,14 +254,13 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
     for row in (row for mine in groups for row in mine):
         file = Run(folder / "runs" / str(row.run_id)).curve_file(row)
         try:
-            epochs = fitting(_parsed(file), list[Epoch], file.name)
+            epochs = _epochs(file)
         except FileNotFoundError:  # it had not begun to train
             continue
         except Damaged as error:
             warn(f"{row.run_id}: {error}; its curve is left out")
             continue
-        what = f"{row.benchmark} ({row.size}, {row.precision}) on {row.dataset}"
-        common: Record = {"device_name": row.device_name, "point": what, "id": "", "mode": row.mode}
+        common: Record = {"device_name": row.device_name, "point": _what(row), "id": "", "mode": row.mode}
         common |= {"framework": row.framework, "seed": row.seed, "group": row.group, "run_id": row.run_id}
         seconds = 0.0
         joules: float | None = 0.0  # None from an epoch on whose energy is not known
@@ -268,15 +275,14 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
     return found
 
 
-def _parsed(file: Path) -> object:
-    """Return the JSON in ``file``. Raises FileNotFoundError, or Damaged if it is none."""
+def _epochs(file: Path) -> list[Epoch]:
+    """Return the curve in ``file``. Raises FileNotFoundError if there is none, and Damaged."""
+    stored = read(file)
     try:
-        found: object = json.loads(read(file))
-    except Damaged:
-        raise
+        found = json.loads(stored)
     except ValueError as error:
         raise Damaged(f"{file.name} is damaged: {error}") from error
-    return found
+    return fitting(found, list[Epoch], file.name)
 
 
 def _sides(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -299,28 +305,26 @@ def _range(rows: Sequence[Row]) -> str:
     return f"{100 * min(every):.2f} to {100 * max(every):.2f} %" if len(every) > 1 else ""
 
 
-def _number(column: str, unit: str) -> Callable[[Sequence[Row]], str]:
-    def cell(rows: Sequence[Row]) -> str:
-        value = _mean(rows, column)
-        return "" if value is None else as_text(column, value, unit)
+def _with(unit: str, each: Sequence[float], rows: Sequence[Row]) -> str:
+    """Return the mean of ``each``; empty unless all ``rows`` have one."""
+    return f"{statistics.fmean(each):.4g} {unit}".rstrip() if each and len(each) == len(rows) else ""
 
-    return cell
+
+def _number(column: str, unit: str) -> Callable[[Sequence[Row]], str]:
+    return lambda rows: _with(unit, [value for row in rows if (value := getattr(row, column)) is not None], rows)
 
 
 def _per_epoch(column: str, unit: str) -> Callable[[Sequence[Row]], str]:
     def cell(rows: Sequence[Row]) -> str:
-        each = [
-            getattr(row, column) / row.trained_epochs for row in rows if getattr(row, column) and row.trained_epochs
-        ]
-        return as_text(column, statistics.fmean(each), unit) if each and len(each) == len(rows) else ""
+        epochs = [(getattr(row, column), row.trained_epochs) for row in rows]
+        return _with(unit, [value / count for value, count in epochs if value and count], rows)
 
     return cell
 
 
 def _without_waiting(rows: Sequence[Row]) -> str:
     known = [(row.trained_per_second, row.waiting_share) for row in rows]
-    rates = [rate / (1 - share) for rate, share in known if rate and share is not None and share < 1]
-    return as_text("trained_per_second", statistics.fmean(rates), "") if rates and len(rates) == len(rows) else ""
+    return _with("", [rate / (1 - share) for rate, share in known if rate and share is not None and share < 1], rows)
 
 
 _LINES: list[tuple[str, Callable[[Sequence[Row]], str]]] = [

@@ -87,6 +87,8 @@ def _weight(line: Line) -> tuple[object, ...]:
 
 def table(points: Sequence[Line]) -> str:
     """Return all points as Markdown, a table for each device, with what they were measured on above, means below."""
+    if not points:  # only trainings
+        return where(points)
     names = dict.fromkeys(line.device_name for line in points)
     if len(names) > 1:
         return "\n\n".join(table([line for line in points if line.device_name == name]) for name in names)
@@ -125,7 +127,7 @@ def side_by_side(points: Sequence[Line]) -> str:
 def where(points: Sequence[Line]) -> str:
     """Return what was measured on, with which versions, and when."""
     if not points:
-        return "Nothing is published here."
+        return "No throughputs are compared here."
     cpus: dict[str, set[str]] = {}
     for line in points:
         cpus.setdefault(f"{line.device_name} ({line.device_kind}", set()).add(str(line.cpus))

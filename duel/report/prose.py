@@ -163,7 +163,7 @@ def sections(sets: Sequence[Records], why: list[str]) -> list[dict[str, Any]]:
         if any(line.use_case == use_case.name for records in sets for line in records.lines)
     )
     advice = recommendations([one for records in sets for one in records.found])
-    method = [METHOD, f"Use cases: {use_cases}."]
+    method = [METHOD, *([f"Use cases: {use_cases}."] if use_cases else [])]
     return [
         {"id": "method", "title": "Method", "paragraphs": method},
         {"id": "why", "title": "Why", "paragraphs": why or [NO_PROFILE]},
