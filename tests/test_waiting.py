@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from duel.cli import main
 from duel.errors import UserError
 from duel.files import locked
 from duel.job import Job
-from duel.launch import intent, queue, sbatch, sender, slurm, state, submit
+from duel.launch import intent, manage, queue, sbatch, sender, slurm, state, submit
 from duel.launch.intent import Intent
 from duel.launch.schema import Cluster, Target
 from duel.results import Results, Run
@@ -164,3 +166,35 @@ def test_ctrl_c_says_what_it_stopped(
     monkeypatch.setattr(main, "parsed", lambda argv: (main.Command("status", "", interrupted), None))
     assert main.main(["status"]) == 130
     assert said in capsys.readouterr().err
+
+
+def test_an_earlier_job_of_a_continued_run_neither_hides_nor_replaces_its_new_one(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, run = waiting(results)
+    run.write_launch(earlier="17,41")
+    old, new = (
+        queue.SlurmJob(number, run.id, queue.user(), state, state, "", "", "", "")
+        for number, state in (("41", "TIMEOUT"), ("52", "PENDING"))
+    )
+    for jobs, expected in (([new, old], ["52"]), ([old, new], ["52"]), ([old], [])):
+        monkeypatch.setattr(queue, "ask", lambda *_, jobs=jobs: queue.Answer(jobs, [], True, False))
+        found, _ = sbatch.find([run], 0.0)
+        assert [job.id for job in found.values()] == expected
+
+
+def test_a_job_of_unknown_id_is_cancelled_among_its_user_s_jobs_only(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a stand-in for scancel, which would cancel for root what others named alike."""
+    calls: list[list[str]] = []
+
+    def asked(command: list[str], **_: object) -> SimpleNamespace:
+        calls.append(command)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(manage, "subprocess", SimpleNamespace(run=asked, TimeoutExpired=subprocess.TimeoutExpired))
+    _, run = waiting(results)
+    (seen,) = state.look(results).runs
+    manage._scancel([seen])
+    assert calls == [["scancel", f"--name={run.id}", f"--user={queue.user()}"]]

@@ -82,12 +82,11 @@ def find(runs: Collection[Run], since: float) -> tuple[dict[str, queue.SlurmJob]
     Jobs in which a run was interrupted before it continued are not among them.
     """
     launches = {run.id: run.launch() for run in runs}
-
     names = {array.of_run(run_id, launch): run_id for run_id, launch in launches.items()}
 
     def mine(jobs: list[queue.SlurmJob]) -> dict[str, queue.SlurmJob]:
-        found = {names[array.of_job(job)]: job for job in jobs if array.of_job(job) in names}
-        return {run_id: job for run_id, job in found.items() if job.id not in launches[run_id].earlier.split(",")}
+        named = [(names[name], job) for job in jobs if (name := array.of_job(job)) in names]
+        return {run_id: job for run_id, job in named if job.id not in launches[run_id].earlier.split(",")}
 
     answer = queue.ask([queue.user()], since, lambda jobs: mine(jobs).keys() == launches.keys())
     return mine(answer.jobs), answer
