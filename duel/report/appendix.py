@@ -160,7 +160,7 @@ def _outside(records: Records) -> str:
         return ""
     return (
         f" Outside the set are {sum(hours):.2f} device-hours in {len(hours)} rows: {sum(failed):.2f} in {len(failed)} "
-        f"that did not finish, the others from searches, certificates or single sides."
+        f"that did not finish, the others from searches, trainings, or sides and pairs that are not in the set."
     )
 
 

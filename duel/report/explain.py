@@ -5,8 +5,10 @@ import os
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from duel import kinds, profile
+from duel.catalogue import MANY, SESSION_SECONDS
 from duel.errors import UserError
 from duel.files import locked
 from duel.modes import DEFAULT
@@ -74,7 +76,24 @@ def _change(before: Explained, after: Explained, side: int) -> str:
     largest = sorted(changes, key=lambda kind: -abs(changes[kind]))[:MOST_NAMED]
     said = ", ".join(f"{kind} {'+' if changes[kind] > 0 else '-'}{_seconds(abs(changes[kind]))}" for kind in largest)
     steps = " to ".join(_seconds(one.steps[side]) for one in (before, after))
-    return f"{after.outcome.benchmark}, {SIDES[side]}, {rows[0].mode} to {rows[1].mode}: step {steps}; {said}"
+    what = f"{_what(after)}, {SIDES[side]}, {rows[0].mode} to {rows[1].mode}"
+    return f"{what}: step {steps}; {said}{_apart(before, after, side)}"
+
+
+def _what(one: Explained) -> str:
+    row = one.outcome.row
+    devices = f", {row.device_count} device{'s' * (row.device_count != 1)}" if row.use_case in MANY else ""
+    return f"{one.outcome.benchmark}, {one.outcome.use_case}, batch size {row.batch_size}{devices}"
+
+
+def _apart(before: Explained, after: Explained, side: int) -> str:
+    """Say how far apart one side of two modes was measured, if in separate sessions: the machine may have changed."""
+    times = [
+        [datetime.fromisoformat(row.started) for pair in one.pairs if (row := pair[side][0]).started]
+        for one in (before, after)
+    ]
+    seconds = (max(map(min, times)) - min(map(max, times))).total_seconds() if all(times) else 0.0
+    return f"; {seconds / 3600:.1f} hours apart, which may be part of it" if seconds > SESSION_SECONDS else ""
 
 
 def reproduce(runs: list[Run], results: Results, here: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -118,7 +137,7 @@ def _repeated(one: Explained, results: Results, here: Mapping[str, Mapping[str, 
 def explanation(one: Explained) -> list[Table | str]:
     """Return what is printed of a point with profiles."""
     row = one.outcome.row
-    head = f"{one.outcome.benchmark}, {one.outcome.use_case}, batch size {row.batch_size}, mode {row.mode}"
+    head = f"{_what(one)}, mode {row.mode}"
     jax, pytorch = one.steps
     said = f"a step takes {_seconds(jax)} in JAX, {_seconds(pytorch)} in PyTorch: JAX / PyTorch {math.exp(one.log):.3f}"
     if one.why:

@@ -47,6 +47,7 @@ def label(line: Line) -> str:
     parts += [line.product] if line.product else []
     if (line.devices or 1) > 1:
         parts.append(f"{line.devices} devices, {line.scaling}")
+    parts += ["1 device"] if line.is_baseline else []
     parts += [line.which] if line.which else []
     return ", ".join(parts)
 

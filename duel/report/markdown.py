@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 
-from duel.catalogue import BENCHMARKS, MANY, USE_CASES
+from duel.catalogue import BENCHMARKS, USE_CASES
 from duel.report import ratios
 from duel.report.pairs import INDICATIVE
 from duel.report.points import POINT, SEVERAL, Line, by_mode, legend, preference, told_of_itself
@@ -80,7 +80,7 @@ def _weight(line: Line) -> tuple[object, ...]:
         line.size != "full",
         order.index(numbers[line.use_case]),
         -(line.batch_size or 0),
-        list(BENCHMARKS).index(line.benchmark),
+        [*BENCHMARKS, line.benchmark].index(line.benchmark),  # one of another version last
         line.product,
     )
 
@@ -111,7 +111,7 @@ def table(points: Sequence[Line]) -> str:
 def side_by_side(points: Sequence[Line]) -> str:
     """Return the ratios of each point and mode with a column for each device. Nothing is averaged over devices."""
     devices = list(dict.fromkeys(line.device_name for line in points))
-    elsewhere = [name for name in POINT if name not in ("target", "device_kind", "device_name", "cpus")]
+    elsewhere = [name for name in (*POINT, "which") if name not in ("target", "device_kind", "device_name", "cpus")]
     found: dict[tuple[object, ...], dict[str, Line]] = {}
     for line in points:
         cells = found.setdefault(tuple(getattr(line, name) for name in (*elsewhere, "mode")), {})
@@ -153,7 +153,7 @@ def _devices(line: Line) -> str:
     """Return the number of devices in a use case that has many; one is the baseline of its scaling."""
     if (line.devices or 1) > 1:
         return f"{line.devices} devices, {line.scaling}"
-    return "1 device" if line.use_case in [USE_CASES[number].name for number in MANY] else ""
+    return "1 device" if line.is_baseline else ""
 
 
 def _full(line: Line) -> str:

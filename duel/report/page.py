@@ -173,7 +173,7 @@ def _point(outcome: Outcome, line: Line) -> dict[str, Any]:
         "notes": _notes(outcome, line),
         "columns": [*columns, "others' CPU time", "blocks left out", "runs"],
         "rows": [_session(number, pairs, ratio) for number, (pairs, ratio) in sessions] if outcome.shown else [],
-        "command": again(outcome, None),
+        "command": "with the points on several devices" if line.is_baseline else again(outcome, None),
     }
 
 

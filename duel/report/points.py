@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from duel import files
-from duel.catalogue import FRAMEWORKS, USE_CASES
+from duel.catalogue import FRAMEWORKS, MANY, USE_CASES
 from duel.certificate import VERIFIED
 from duel.comparability import no_figure
 from duel.modes import DEFAULT, MODES
@@ -31,6 +31,11 @@ POINT = (
     *("benchmark", "size", "precision", "use_case", "product", "batch_size", "microbatch", "devices", "nodes"),
     *("scaling", "weights", "target", "device_kind", "device_name", "cpus"),
 )
+
+
+# Columns of rows that a short description of a point tells, and those that it does not.
+SHOWN = ("benchmark", "size", "precision", "use_case", "product", "batch_size", "device_count", "scaling")
+BESIDES = ("microbatch", "nodes", "weights", "target", "cpus")
 
 
 def _means(text: str) -> Any:
@@ -110,6 +115,11 @@ class Line:
         return f"{figures} {self.marked.replace(f' {FASTER}', '')}"
 
     @property
+    def is_baseline(self) -> bool:
+        """Whether it is the one device with which several are compared."""
+        return self.devices == 1 and self.use_case in [USE_CASES[number].name for number in MANY]
+
+    @property
     def each_session(self) -> list[float]:
         """The ratio of each session."""
         return list(map(float, filter(None, self.session_ratios.split(SEVERAL))))
@@ -132,7 +142,7 @@ def lines(found: Sequence[Outcome]) -> list[Line]:
     """Return the lines of the outcomes ``found`` over sessions, in their order."""
     chances = [o.found.p for o in found if o.found is not None and not o.found.within]
     adjusted = iter(ratios.holm(chances))
-    which = _which(found)
+    which = [", ".join(filter(None, texts)) for texts in zip(_which(found), _besides(found), strict=True)]
     default = {_point(o): o for o in found if o.found is not None and o.row.mode == DEFAULT}
     return [
         _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)), text)
@@ -149,6 +159,17 @@ def _which(found: Sequence[Outcome]) -> list[str]:
     for key in keys:
         seen[key] += 1
         texts.append(f"{seen[key]} of {counts[key]} kept apart" if counts[key] > 1 else "")
+    return texts
+
+
+def _besides(found: Sequence[Outcome]) -> list[str]:
+    """Return what tells outcomes apart that a short description of their points does not, such as '2 nodes'."""
+    keys = [tuple(getattr(o.row, name) for name in (*SHOWN, "mode", "device_name")) for o in found]
+    texts = []
+    for key, outcome in zip(keys, found, strict=True):
+        alike = [o.row for o, other in zip(found, keys, strict=True) if other == key]
+        differ = [name for name in BESIDES if len({getattr(row, name) for row in alike}) > 1]
+        texts.append(", ".join(f"{name} {getattr(outcome.row, name)}" for name in differ))
     return texts
 
 

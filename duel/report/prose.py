@@ -42,8 +42,8 @@ Each point is measured in pairs: a process of JAX and one of PyTorch, one after 
 order A B B A. A pair counts only if both processes proved that they computed the same, from the same weights, samples
 and precision. The ratio is the geometric mean over sessions, which lie an hour or more apart or ran on different hosts,
 with Student's t interval; what another session may show is its prediction interval. One framework is called faster if
-the interval excludes 1 and the ratio is beyond the noise floor. What a framework gains from one mode to another is
-reported only if the sessions of the two overlap in time.
+the interval excludes 1 and the ratio is beyond the noise floor. What a framework gains from one mode to another is a
+recommendation only if the sessions of the two overlap in time; where they were hours apart, the section on why says so.
 """
 REFERENCES = """
 Student 1908 and Welch 1947 (intervals and changes); Holm 1979 (many points); Kendall 1938 and Mann 1945 (steady
@@ -83,7 +83,7 @@ def _of_mode(device: str, mode: str, lines: list[Line]) -> str:
     listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
     text = f"{device}, mode {mode}: of {len(over)} points measured over sessions, {listed}."
     for name, best in (("JAX", max), ("PyTorch", min)):
-        ahead = [line for line in over if _kind(line) == name]
+        ahead = [line for line in over if _kind(line) == name and not line.is_baseline]
         if ahead:
             line = best(ahead, key=lambda line: line.ratio or 1.0)
             factor = max(line.ratio or 1.0, 1 / (line.ratio or 1.0))
@@ -100,7 +100,8 @@ def recommendations(found: Sequence[tuple[Outcome, Line]]) -> list[str]:
         mine = [line for _, line in found if line.device_name == device and line.another_low is not None]
         mode = TUNED if any(line.mode == TUNED for line in mine) else DEFAULT
         for name in dict.fromkeys(line.use_case for line in mine):
-            texts += _choice(device, [line for line in mine if line.use_case == name and line.mode == mode])
+            here = [line for line in mine if line.use_case == name and line.mode == mode and not line.is_baseline]
+            texts += _choice(device, here)
         texts += [text for framework in FRAMEWORKS if (text := _tuning(device, framework, mine, outcomes))]
         ahead = [line for line in mine if line.mode == mode and _kind(line) in ("JAX", "PyTorch")]
         short = [line.break_even_steps for line in ahead if line.break_even_steps]

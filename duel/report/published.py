@@ -1,7 +1,7 @@
 """Records kept in the repository: results/published/<name>/, and the tables made from them.
 
 results.csv     the rows, with the columns of results/results.csv
-outside.csv     what else the device did, by row: measurements that failed, searches, certificates
+outside.csv     what else the device did, by row: what failed, searches, trainings, pairs that are not in the set
 ratios.csv      a line for each point: the outcome of its sessions (duel.report.points), from which all tables are made
 runs/<run>/     samples.jsonl: every timed block of each row with its conditions, and every call; the run's
                 environment.json and script.sh, without the checkout's path; the profiles of its rows, if any
@@ -74,10 +74,12 @@ def _publish(folder: Path, results: Results, say: Say) -> None:
 
 def _note_outside(folder: Path, rows: list[Row], merged: list[Row]) -> None:
     """Note in ``folder`` what the device of its ``rows`` did besides, according to the ``merged`` results.csv."""
-    there, device = {(row.run_id, row.row) for row in rows}, _device(rows)
+    there, device, targets = {(row.run_id, row.row) for row in rows}, _device(rows), {row.target for row in rows}
     noted = {(one.run_id, one.row): one for one in records.read_outside(folder)}
     for row in merged:
-        if row.run_id and row.row is not None and row.started and row.device_name in (device, None):
+        # One that failed before it found a device is taken to have been on that of its target.
+        here = row.device_name == device or (row.device_name is None and row.target in targets)
+        if row.run_id and row.row is not None and row.started and here:
             hours = round(records.seconds(row) * (row.device_count or 1) / 3600, 6)
             noted[row.run_id, row.row] = records.Outside(row.run_id, row.row, str(row.status), hours)
     records.write_outside(folder, (noted[key] for key in sorted(noted.keys() - there)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duel import kinds, modes, profile
+from duel.catalogue import BENCHMARKS
 from duel.files import Damaged
 from duel.profile import Part, Profile
 from duel.record import Row
@@ -222,6 +223,8 @@ def _profile(row: Row, folder: Path) -> Profile | None:
 
 def remedy(kind: str, row: Row) -> str:
     """Return the mode that may change what ``kind`` of work costs in ``row``, the slower side's; else empty."""
+    if row.benchmark not in BENCHMARKS:  # of another version
+        return ""
     here = (str(row.framework), str(row.benchmark), row.use_case or 0, str(row.precision), str(row.device_kind))
     switches = dict(text.split("=") for text in (row.switches or "").split())
     usual = modes.settings(modes.DEFAULT, *here)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from duel import modes
+from duel.catalogue import BENCHMARKS
 from duel.record import CELL, Row
 from duel.report.itself import surroundings
 from duel.report.pairs import Outcome
@@ -60,7 +61,8 @@ def _waterfalls(found: Sequence[Outcome]) -> list[Waterfall]:
 
 def _waterfall(by_mode: dict[str, Outcome]) -> Waterfall | None:
     row = next(iter(by_mode.values())).row
-    if len(by_mode) == 1 or row.device_kind is None:  # a row that failed early does not know its device
+    # A row that failed early does not know its device; another version may know other benchmarks.
+    if len(by_mode) == 1 or row.device_kind is None or row.benchmark not in BENCHMARKS:
         return None
     turns = modes.waterfall(str(row.benchmark), row.use_case or 0, str(row.precision), row.device_kind)
     needed = modes.of_waterfall(turns)
