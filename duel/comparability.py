@@ -57,11 +57,18 @@ def verdict(one: Row, other: Row, evidence_of: EvidenceOf) -> str:
         wrong += [
             f"{name} ({' | '.join(_text(getattr(row, name)) for row in sides)})"
             for name in ALIKE
-            if len({getattr(row, name) for row in sides}) > 1 and not (name in MACHINE and one.recipe)
+            if _differ(name, *sides) and not (name in MACHINE and one.recipe)
         ]
         wrong += _variables_apart(*sides) + _apart(*sides)
         wrong += _disproved(evidence_of, *sides)
     return f"{NOT_COMPARABLE}: {'; '.join(wrong)}" if wrong else COMPARABLE
+
+
+def _differ(name: str, one: Row, other: Row) -> bool:
+    """Return whether a column differs; of batches up to a target, in the epochs that both trained."""
+    if name == "seen_sha256" and one.target_accuracy and one.seen_sha256 and other.seen_sha256:
+        return any(a != b for a, b in zip(one.seen_sha256.split(), other.seen_sha256.split(), strict=False))
+    return bool(getattr(one, name) != getattr(other, name))
 
 
 def machines_apart(one: Row, other: Row) -> bool:

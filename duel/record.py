@@ -217,7 +217,7 @@ class Row:
     trained_per_second: float | None = column("samples trained on / training_seconds", "samples/s")
     seconds_to_target: float | None = column("training_seconds until target_accuracy was reached", "s")
     joules_to_target: float | None = column("training_joules until target_accuracy was reached", "J")
-    seen_sha256: str | None = column("hash over the batches of a training: all labels, every 97th number of the inputs")
+    seen_sha256: str | None = column("hash over a training's batches: labels, every 97th number; to a target, by epoch")
     started: str | None = column("start of the row's process", "UTC, ISO 8601")
     ended: str | None = column("end of the row's process", "UTC, ISO 8601")
     git_sha: str | None = column("commit of the code that ran")

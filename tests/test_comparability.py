@@ -302,3 +302,20 @@ def test_nothing_that_must_agree_is_forgotten() -> None:
     machine = "target host device_kind device_name device_id device_count nodes cpus mig driver"
     data = "dataset parameters weights_sha256 data_sha256 seen_sha256 seed loss_steps target_accuracy"
     assert set(comparability.ALIKE) == {*f"{point} {machine} {data} code_sha256 git_sha".split()}
+
+
+def test_of_batches_up_to_a_target_only_the_epochs_that_both_trained_are_compared() -> None:
+    one, other = (dataclasses.replace(row, recipe="r", target_accuracy=0.9) for row in (GOOD, OTHER))
+    for seen, alike in (("a b c", True), ("a", True), ("a x", False)):
+        said = verdict(dataclasses.replace(one, seen_sha256="a b"), dataclasses.replace(other, seen_sha256=seen))
+        assert ("seen_sha256" not in said) is alike
+    every = dataclasses.replace(one, target_accuracy=None, seen_sha256="a b")
+    said = verdict(every, dataclasses.replace(other, target_accuracy=None, seen_sha256="a b c"))
+    assert "seen_sha256 (a b | a b c)" in said
+
+
+def test_every_rank_is_compared() -> None:
+    bad = evidence() + evidence(after=off("losses", 1e-3))
+    assert disagreements(evidence() * 2, evidence() * 2) == []
+    (text,) = disagreements(evidence() * 2, bad)
+    assert text.startswith("rank 1: ")

@@ -12,7 +12,7 @@ from duel import comparability
 from duel.catalogue import FRAMEWORKS
 from duel.comparability import COMPARABLE
 from duel.record import Row
-from duel.report import figures, learned
+from duel.report import figures, learned, training_table
 from duel.results import Run
 from duel.states import FINISHED, QUEUED
 
@@ -46,13 +46,36 @@ def test_the_verdict_on_accuracies(apart: tuple[float, ...], said: str) -> None:
 
 def test_times_have_their_unit_and_trainings_that_read_alike_their_group(tmp_path: Path) -> None:
     rows = [one.replace(group=group) for group in ("monday", "tuesday") for one in sides(*[0.0] * 5)]
-    lines = {line[0]: line[1:] for line in learned.table(rows[:10]).lines}
+    lines = {line[0]: line[1:] for line in training_table.table(rows[:10]).lines}
     assert lines["training time"] == ["1 s", "1 s"]
     assert lines["time of an epoch"] == ["0.5 s", "0.5 s"]
-    texts = [text for text in learned.verdicts(rows, tmp_path) if learned.EQUAL in text]
+    texts = [text for text in training_table.verdicts(rows, tmp_path) if learned.EQUAL in text]
     assert [text.partition(": ")[0] for text in texts] == ["monday", "tuesday"]
-    (alone,) = (text for text in learned.verdicts(rows[:10], tmp_path) if learned.EQUAL in text)
+    (alone,) = (text for text in training_table.verdicts(rows[:10], tmp_path) if learned.EQUAL in text)
     assert alone.startswith("mnist (full, fp32) on digits: ")
+
+
+def test_trainings_to_a_target_are_told_by_how_many_reached_it_and_not_by_where_they_end() -> None:
+    rows = [
+        one.replace(target_accuracy=0.9, trained_epochs=4 if one.framework == "jax" else 9, seconds_to_target=1.0)
+        for one in sides(*[0.001] * 5)
+    ]
+    rows[9] = rows[9].replace(top1=0.8, seconds_to_target=None, missing={"seconds_to_target": "top-1 ended at 0.8000"})
+    assert learned.difference(rows) is None
+    said = learned.verdict(rows)
+    assert "JAX 90.10 % (4 of 5 reached 90.00 %), PyTorch 88.02 % (3 of 5 reached 90.00 %); no verdict" in said
+    found = training_table.table(rows)
+    assert "no time to target: pytorch, seed 4: top-1 ended at 0.8000" in found.notes
+    assert ["time to target", "1 s", ""] in found.lines
+
+
+def test_a_side_that_moved_between_machines_has_the_times_of_neither_shown(tmp_path: Path) -> None:
+    moved = row("jax", 0, 0.9, training_seconds=None, missing={"training_seconds": "trained on several machines"})
+    found = training_table.table([moved, row("pytorch", 0, 0.9)])
+    assert "training time" not in {line[0] for line in found.lines}
+    assert any(
+        note.startswith("no times or energy: the sides of seed 0 ran on different machines") for note in found.notes
+    )
 
 
 def test_trainings_that_are_not_comparable_have_no_verdict() -> None:
@@ -68,12 +91,12 @@ def test_sides_on_different_machines_are_compared_by_accuracy_alone() -> None:
         assert f"{column} (" not in comparability.verdict(jax, there, lambda row: [])
         measured = (one.replace(recipe=None) for one in (jax, there))
         assert f"{column} (" in comparability.verdict(*measured, lambda row: [])
-        shown = {line[0] for line in learned.table([jax, pytorch]).lines}
-        left = learned.table([jax, there])
+        shown = {line[0] for line in training_table.table([jax, pytorch]).lines}
+        left = training_table.table([jax, there])
         assert shown - {line[0] for line in left.lines} == {"training time", "time of an epoch"}
         assert "no times or energy: the sides of seed 0 ran on different machines or devices" in left.notes
     waits = row(pytorch.framework, 0, 0.9).replace(status=QUEUED)
-    assert "training time" in {line[0] for line in learned.table([jax, waits]).lines}, "it has no machine yet"
+    assert "training time" in {line[0] for line in training_table.table([jax, waits]).lines}, "it has no machine yet"
 
 
 def test_times_that_others_disturbed_are_not_compared(tmp_path: Path) -> None:
@@ -81,23 +104,23 @@ def test_times_that_others_disturbed_are_not_compared(tmp_path: Path) -> None:
     for column, share, why in (("foreign_load", 0.46, "others took 46%"), ("disturbed_share", 0.4, "throttling or")):
         beside = pytorch.replace(**{column: share})
         assert comparability.disturbances(beside) == [], "its accuracy is the same"
-        found = learned.table([jax, beside])
+        found = training_table.table([jax, beside])
         assert not {"training time", "time of an epoch"} & {line[0] for line in found.lines}
         assert any(f"no times or energy: disturbed trainings: PyTorch's seed 0 ({why}" in note for note in found.notes)
-        assert "no times or energy" in learned.verdicts([jax, beside], tmp_path)[1]
+        assert "no times or energy" in training_table.verdicts([jax, beside], tmp_path)[1]
 
 
 def test_what_a_training_took_is_told_by_epoch_and_without_waiting(tmp_path: Path) -> None:
     spent = {"training_seconds": 8.0, "training_joules": 100.0, "trained_per_second": 90.0, "waiting_share": 0.1}
     rows = [row(name, 0, 0.9, **spent) for name in FRAMEWORKS]
-    told = {line[0]: line[1] for line in learned.table(rows).lines}
+    told = {line[0]: line[1] for line in training_table.table(rows).lines}
     assert told["time of an epoch"].startswith("4")
     assert told["energy of an epoch"].startswith("50")
     assert told["the same without waiting"].startswith("100")
-    (_, figures_of_both) = learned.verdicts(rows, tmp_path)
+    (_, figures_of_both) = training_table.verdicts(rows, tmp_path)
     assert "time of an epoch: JAX 4" in figures_of_both
     unknown = [one.replace(waiting_share=None) for one in rows]
-    assert "the same without waiting" not in {line[0] for line in learned.table(unknown).lines}
+    assert "the same without waiting" not in {line[0] for line in training_table.table(unknown).lines}
 
 
 def test_each_group_of_trainings_has_its_curves_in_the_report(tmp_path: Path) -> None:
@@ -134,7 +157,7 @@ def test_energy_that_was_no_longer_read_is_not_counted_as_none(tmp_path: Path) -
 
 
 def test_a_training_of_a_benchmark_that_this_version_does_not_know_is_shown() -> None:
-    found = learned.table([row(name, 0, 0.9, benchmark="gone") for name in FRAMEWORKS])
+    found = training_table.table([row(name, 0, 0.9, benchmark="gone") for name in FRAMEWORKS])
     assert ["top-1 accuracy", "90.00 %", "90.00 %"] in found.lines
     assert "recipe: r" in found.notes
 
@@ -162,7 +185,7 @@ def test_curves_that_part_on_the_way_are_named_though_they_end_alike(tmp_path: P
     (text,) = learned.on_the_way(rows, tmp_path)
     assert text.startswith("during training: ")
     assert text.endswith(said)
-    assert text in learned.verdicts(rows, tmp_path)
+    assert text in training_table.verdicts(rows, tmp_path)
     assert learned.on_the_way(rows[1:], tmp_path) == [], "four seeds"
     lost = [one.replace(row=9, seed=9, repeat=9, status="failed", comparable=None) for one in (rows[0], rows[5])]
     assert learned.on_the_way([*rows, *lost], tmp_path) == [text]

@@ -15,7 +15,7 @@ from duel import table
 from duel.cli import commands
 from duel.errors import UserError
 from duel.launch import state
-from duel.report import learned, records
+from duel.report import records, training_table
 from duel.results import Results, Run
 from duel.table import write_rows
 
@@ -150,6 +150,6 @@ def test_an_environment_that_is_damaged_is_named_and_the_next_one_counts(
 
 def test_a_training_that_does_not_say_its_epochs_is_named() -> None:
     damaged = row("jax", 0, 0.9, trained_epochs=None)
-    shown = learned.table([damaged, row("pytorch", 0, 0.9)])
+    shown = training_table.table([damaged, row("pytorch", 0, 0.9)])
     assert "damaged: jax, row 0 does not say how many epochs it trained" in shown.notes
     assert ["epochs", "", "2"] in [list(line) for line in shown.lines]

@@ -48,6 +48,7 @@ class Epoch:
     waiting: float
     evaluation_seconds: float
     joules: float | None = None
+    seen: str = ""  # hash of all batches by its end
 
 
 @dataclass

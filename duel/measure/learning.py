@@ -264,6 +264,7 @@ class _Training:
         epoch = Epoch(
             *(number, course.step, loss, total / labels, right / labels, near / labels if classes > 5 else None),
             *(course.seconds, course.waiting, time.perf_counter() - start, course.joules if number else None),
+            course.seen,
         )
         course.epochs.append(epoch)
         if self._m.world.rank == 0:
@@ -308,7 +309,8 @@ class _Training:
             "foreign_load": None if self._course.foreign is None else self._course.foreign / seconds,
             "disturbed_share": disturbed if disturbed or not self._m.watch.untold else None,
             "trained_per_second": samples / seconds,
-            "seen_sha256": self._course.seen,
+            # Sides that end at a target may end after other numbers of epochs.
+            "seen_sha256": self._course.seen if target is None else " ".join(epoch.seen[:12] for epoch in epochs),
         }
         missing = {"top5": "five classes or fewer", "training_joules": self._m.watch.no_counter}
         missing["foreign_load"] = "not reported by the kernel (/proc/stat)"

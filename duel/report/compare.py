@@ -11,7 +11,7 @@ from duel.certificate import VERIFIED
 from duel.comparability import COMPARABLE, judged
 from duel.modes import DEFAULT
 from duel.record import Row
-from duel.report import grown, learned
+from duel.report import grown, learned, training_table
 from duel.report.command import paired_command
 from duel.report.pairs import Outcome, outcomes
 from duel.report.sessions import over_sessions
@@ -226,7 +226,7 @@ def report(runs: list[Run], results: Results, default_target: str | None = None)
     for group in fitted:
         parts += ["", grown.table(group.rows)]
     for group in trained:
-        parts += ["", learned.table(group.rows), *learned.on_the_way(group.rows, results.folder)]
+        parts += ["", training_table.table(group.rows), *learned.on_the_way(group.rows, results.folder)]
         parts += [f"damaged: {row.run_id}, row {row.row}: {row.cause}" for row in group.damaged]
     for group in shown:
         title = [Table([], [], title=[group.what])] if len(shown) > 1 else []

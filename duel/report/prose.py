@@ -7,7 +7,7 @@ from typing import Any
 
 from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.modes import DEFAULT, MODES, TUNED
-from duel.report import appendix, learned, ratios
+from duel.report import appendix, ratios, training_table
 from duel.report.figure_data import label, work
 from duel.report.itself import level, overlap
 from duel.report.pairs import EQUAL, FASTER, UNDECIDED, Outcome
@@ -67,7 +67,7 @@ def summary(sets: Sequence[Records]) -> list[str]:
         for mode in sorted({line.mode for line in mine}):
             found.append(_of_mode(device, mode, [line for line in mine if line.mode == mode]))
     damaged = [text for records in sets for text in records.damaged]
-    found += [f"{text}." for records in sets for text in learned.verdicts(records.rows, records.folder)]
+    found += [f"{text}." for records in sets for text in training_table.verdicts(records.rows, records.folder)]
     return [*found, *_trust(lines), *([f"{len(damaged)} rows cannot be used; {damaged[0]}"] if damaged else [])]
 
 
