@@ -11,3 +11,15 @@ class Disproved(Exception):
 
 class Diverged(Exception):
     """A training's loss is no number any more: the message says where, and what is kept."""
+
+
+def kind_of(error: str) -> str:
+    """Return the kind of an error, "out of memory" or "code".
+
+    Frameworks have many classes for running out of memory, so the text decides, with the name of the class.
+    """
+    exhausted = ("out of memory", "resource_exhausted", "alloc_failed", "n't allocate memory", "not allocate memory")
+    exhausted += ("unable to allocate", "bad_alloc", "memoryerror")  # numpy, C++, Python
+    text = error.lower()
+    # What a TPU has for one kernel: a smaller batch need not help.
+    return "out of memory" if any(words in text for words in exhausted) and "memory space vmem" not in text else "code"

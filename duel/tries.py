@@ -11,6 +11,7 @@ from duel.states import FINISHED, SKIPPED
 INTERRUPTIONS = ("warned", "told to end", "time limit", "preempted", "infrastructure", "cancelled", "killed")
 TOO_LARGE = ("out of memory", "killed")  # why a row ended that does not fit; on a CPU the kernel kills it
 MOST_DOUBLINGS = 14
+MOST_AHEAD = 16  # times the largest batch that fits, for one that is expected to: plans may leave out much
 
 
 def planned_as(row: Row) -> tuple[Any, ...]:
@@ -37,7 +38,7 @@ def next_batch(first: int, low: int, high: int, step: int = 1, expected: int = 0
     there is such a guess, what lies a little below and above is tried instead of doubling.
     """
     if not high:
-        near = expected * 15 // 16
+        near = min(expected * 15 // 16, MOST_AHEAD * low)
         size = near if low < near else low + max(step, low // 8) if low < expected else 2 * low
         size = min(size, first << MOST_DOUBLINGS)
         size = size if size >= low + step else 0
@@ -47,6 +48,8 @@ def next_batch(first: int, low: int, high: int, step: int = 1, expected: int = 0
         size = (low + high) // 2 if high <= 4 * low else math.isqrt(low * high)
     else:
         return None
+    # Six digits of the binary number: it has divisors, as microbatches must be, and is within a thirty-second.
+    size -= size % (1 << max(0, size.bit_length() - 6))
     return size // step * step or None
 
 

@@ -32,6 +32,7 @@ from duel.measure.device import Device, Setting, World
 from duel.measure.growing import repeated
 from duel.measure.preparing import fitting
 
+SCRATCH = "memory space vmem"  # of one kernel: a smaller batch need not help
 NO_ROOM = ("ran out of memory", "resource_exhausted", "exceeded hbm capacity", "exceeds available memory")
 
 
@@ -77,7 +78,7 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
         seconds = work.compile()
     except Exception as error:  # XLA has one class for all; others are raised again
         text = str(error)
-        if not any(words in text.lower() for words in NO_ROOM):
+        if SCRATCH in text.lower() or not any(words in text.lower() for words in NO_ROOM):
             raise
         return found | {"fits": False, "why": _in_one_line(text)}
     cost = work._program.cost_analysis() or {}

@@ -36,6 +36,7 @@ def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Devic
         jax.config.update("jax_platforms", "cpu")
     if world.size > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM, and go on
         jax.distributed.initialize(
             *(world.address, world.size, world.rank),
             local_device_ids=None if kind == "cpu" else _local_device(world.local_rank),

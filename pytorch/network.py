@@ -185,13 +185,15 @@ class Network:
         graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
         found["compile"] = ("on" if graphs else "off", f"Dynamo: {graphs} graphs, {breaks} breaks")
         if "attention" in self._setting.switches:
-            with torch.enable_grad():
-                names = self._names(lambda: self.applied(self._model, self._batches[0][0]))
+            one = tuple(array[:1] for array in self._batches[0][0])  # a whole batch, eagerly, may not fit
+            with torch.set_grad_enabled(self._model.training):
+                names = self._names(lambda: self.applied(self._model, one))
             kernels = [name for name in names if "scaled_dot_product" in name]
             kinds = [kind for kind in ("flash", "efficient", "cudnn") if any(kind in kernel for kernel in kernels)]
             found["attention"] = (kinds[0] if kinds else "math", ", ".join(kernels) or "no kernel of its own")
         if "aggregation" in self._setting.switches:
-            names = self._names(lambda: self.applied(self._model, self._batches[0][0]))
+            with torch.no_grad():
+                names = self._names(lambda: self.applied(self._model, self._batches[0][0]))
             products = [name for name in names if "sparse_product" in name]
             found["aggregation"] = ("sparse" if products else "index_add", ", ".join(products) or "no sparse product")
         if self._setting.on("cuda_graphs"):

@@ -198,3 +198,25 @@ def test_a_job_of_unknown_id_is_cancelled_among_its_user_s_jobs_only(
     (seen,) = state.look(results).runs
     manage._scancel([seen])
     assert calls == [["scancel", f"--name={run.id}", f"--user={queue.user()}"]]
+
+
+@pytest.mark.parametrize(
+    ("shown", "elements"),
+    [
+        ("12_[0-3]", "12_0 12_1 12_2 12_3"),
+        ("12_[0-4:2,7,9-10%5]", "12_0 12_2 12_4 12_7 12_9 12_10"),
+        ("12_[3]", "12_3"),
+        ("12_7", "12_7"),
+        ("12", "12"),
+        ("12_[0-3,...]", "12_[0-3,...]"),
+        ("12_[-3]", "12_[-3]"),
+    ],
+)
+def test_elements_that_never_started_are_found_in_the_one_record_that_sacct_has_of_them(
+    shown: str, elements: str
+) -> None:
+    assert queue._elements(shown) == elements.split()
+    line = queue.SEPARATOR.join(
+        [shown, "CANCELLED by 1000", "ada", "", "", "", "0:0", "2026-11-28T10:00:00", "", "array"]
+    )
+    assert [*queue._from_sacct(line)] == elements.split()

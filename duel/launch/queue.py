@@ -143,6 +143,7 @@ def output(command: list[str], what: str, notes: list[str]) -> str | None:
     # The user's formats, filters and clusters are meant for the user's own calls.
     unwanted = ("SQUEUE_", "SACCT_", "SLURM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted) or name == "SLURM_CONF"}
+    kept["SLURM_BITSTR_LEN"] = "0"  # name all elements of an array
     pipe = subprocess.PIPE
     try:
         with subprocess.Popen(
@@ -187,10 +188,24 @@ def _from_sacct(text: str) -> dict[str, SlurmJob]:
     jobs: dict[str, SlurmJob] = {}
     for *most, code, _, reason, name in sorted(_records(text), key=lambda parts: parts[7]):
         job = _job(most, code, reason, name)
-        before = jobs.get(job.id)
-        if not _refused(job):
-            jobs[job.id] = replace(job, restarts=before.restarts + 1 if before else 0)
+        for job_id in [] if _refused(job) else _elements(job.id):
+            before = jobs.get(job_id)
+            jobs[job_id] = replace(job, id=job_id, restarts=before.restarts + 1 if before else 0)
     return jobs
+
+
+def _elements(job_id: str) -> list[str]:
+    """Return the ids in one record: elements of an array that never started share one, as 12_[0-3,7]."""
+    span = r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([1-9][0-9]{0,6}))?)?"
+    found = re.fullmatch(rf"([0-9]+)_\[((?:{span},)*{span})(?:%[0-9]+)?\]", job_id)
+    if found is None:
+        return [job_id]
+    spans = re.findall(span, found[2])
+    return [
+        f"{found[1]}_{element}"
+        for first, last, step in spans
+        for element in range(int(first), int(last or first) + 1, int(step or 1))
+    ]
 
 
 def _records(text: str) -> Iterator[list[str]]:

@@ -72,7 +72,6 @@ _ENDED = {
     "PREEMPTED": (PREEMPTED, "preempted by a job of higher priority"),
     "CANCELLED": (CANCELLED, "cancelled"),
     "DEADLINE": (NEVER_RAN, "could not start before its deadline"),
-    "REVOKED": (NEVER_RAN, "runs on another cluster of the federation"),
 }
 
 # Reasons of a pending job: what they mean and, if somebody has to act, what to do.
@@ -149,6 +148,8 @@ def judge(job: SlurmJob) -> Verdict:
         return _pending(job)
     if job.state in _ALIVE:
         return Verdict(ALIVE, "", _ALIVE[job.state])
+    if job.state == "REVOKED":  # here, because a sibling cluster started it
+        return Verdict(UNKNOWN, "", "runs on another cluster of the federation")
     if job.state in _HELD:
         return Verdict(BLOCKED, "", f"blocked: {_HELD[job.state]}: release it with 'scontrol release {job.id}'")
     if job.state == "FAILED":

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from duel import files, tree
-from duel.catalogue import VALIDATE
+from duel.catalogue import FIT, VALIDATE
 from duel.files import Damaged
 from duel.job import Job
 from duel.launch import directives, display, intent, manage, reasons, state, submit
@@ -236,7 +236,7 @@ def _has_got_further(seen: RunView, job: Job) -> bool:
 
     Its last attempt must have finished one, unless it was never sent.
     """
-    if job.trials or job.use_case == VALIDATE or seen.launch.code != tree.digest():
+    if job.trials or job.use_case == VALIDATE or job.preset == FIT or seen.launch.code != tree.digest():
         return False
     rows = counted(seen.run.rows())
     if not {planned_as(row) for row in job.rows()} <= {planned_as(row) for row in rows}:  # one is damaged, or gone

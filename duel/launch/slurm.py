@@ -149,7 +149,8 @@ def adopt(noted: Intent, results: Results) -> list[Run]:
     found, answer = sbatch.find(runs, noted.since) if runs else ({}, None)
     for run in runs:
         if run.id in found:
-            run.write_launch(slurm_job_id=found[run.id].id, adopted="found after an interruption")
+            there = noted.cluster or queue.cluster_name()
+            run.write_launch(slurm_job_id=found[run.id].id, cluster=there, adopted="found after an interruption")
         elif answer is not None and not answer.controller:
             raise UserError(f"an interrupted submission cannot be resolved: {'; '.join(answer.notes)}")
     return [run for run in runs if run.id not in found]

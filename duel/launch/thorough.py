@@ -44,7 +44,7 @@ from duel.tries import counted
 NOT_INSTALLED = "the library is not installed"  # Opacus, which no environment must have
 WORKS, LIMITED, BROKEN, ABSENT = "works", "works with a limit", "BROKEN", "not there"
 # A row that ended so shows nothing.
-UNTRIED = ("told to end", "warned", "time limit", "preempted", "infrastructure", "cancelled")
+UNTRIED = ("told to end", "warned", "time limit", "preempted", "infrastructure", "cancelled", "never ran")
 TIME = "--time=00:05:00"
 PAIRS = ("mnist", "resnet50", "bert", "gcn")
 SHOWN_WITH = ("resnet50", "bert", "mobilenet_v3_small", "gcn")  # a switch is tried with the first that it suits

@@ -116,7 +116,10 @@ def _obey(connection: socket.socket, worker: _Worker) -> int:
         for message in map(json.loads, lines):
             match message["do"]:
                 case "start":
-                    worker.start(message)
+                    try:
+                        worker.start(message)
+                    except OSError as error:  # such as a full disk: rank 0 is there, and quotes it
+                        _send(connection, start=int(message["start"]), code=1, said=f"{type(error).__name__}: {error}")
                 case "stop":
                     worker.stop()
                 case "end":

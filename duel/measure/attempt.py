@@ -17,9 +17,9 @@ from typing import Any
 from duel import evidence, modes, profile, variables
 from duel.catalogue import VALIDATE
 from duel.comparability import disturbances
+from duel.errors import kind_of
 from duel.files import utc
 from duel.measure import probes, ranks, timing
-from duel.measure.row import kind_of
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.record import Row
 from duel.results import Results, Run
@@ -199,10 +199,11 @@ def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbS
     copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
     copier.start()
     deaths: dict[int, str] = {}
-    heard, silent = time.monotonic(), 0.0
+    heard, silent, size = time.monotonic(), 0.0, before
     try:
         while process.poll() is None and not deaths and silent < SILENCE_SECONDS:
-            heard = time.monotonic() if _pass_on(run, reader, sink) else heard
+            size, shown = _size(run.log), size
+            heard = time.monotonic() if _pass_on(run, reader, sink) or size != shown else heard
             time.sleep(POLL_SECONDS)
             deaths = coordinator.deaths() if coordinator else {}
             silent = time.monotonic() - heard

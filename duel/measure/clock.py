@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from duel.errors import Disproved
+from duel.errors import Disproved, Diverged
 from duel.measure import timing, twin
 from duel.measure.evidence import project
 
@@ -56,6 +56,7 @@ def _left(work: twin.Work, index: int, steps: int, step_seconds: float) -> tuple
     start = time.perf_counter()
     work.read(handle)
     rest = time.perf_counter() - start
+    handle = None  # the memory of a result is free for the next one
     handle = work.step(index + steps)
     time.sleep(min(2 * step_seconds, 1.0))
     work.synchronize(handle)
@@ -72,8 +73,12 @@ def samples(work: twin.Work, batch_size: int) -> None:
 
 
 def positions(work: twin.Work) -> dict[str, npt.NDArray[np.float64]]:
-    """Return where all parameters are, for ``counted``."""
-    return {name: project(name, array) for name, array in work.export().items() if ".running_" not in name}
+    """Return where all parameters are, for ``counted``. Raises Diverged if one is no longer finite."""
+    arrays = {name: array for name, array in work.export().items() if ".running_" not in name}
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise Diverged(f"{name} is no longer finite: the training diverged during the measurement")
+    return {name: project(name, array) for name, array in arrays.items()}
 
 
 def counted(work: twin.Training, steps: int, before: int | None, then: Mapping[str, npt.NDArray[np.float64]]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from duel import variables
 from duel.catalogue import FIT
-from duel.errors import Disproved, Diverged, UserError
+from duel.errors import Disproved, Diverged, UserError, kind_of
 from duel.files import utc
 from duel.measure import growing, learning, preparing, proving, timed
 from duel.measure.device import ALONE, World
@@ -140,7 +140,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
         if not run.folder.is_dir():
             raise FolderGoneError(run) from error
         traceback.print_exc()
-        row = run.read_row(number).replace(status=FAILED, cause=describe(error), why=kind_of(str(error)))
+        row = run.read_row(number).replace(status=FAILED, cause=describe(error), why=kind_of(repr(error)))
         row = row.replace(batch_size=measured.row.batch_size)  # which did not fit, if that is the cause
     if world.rank == 0:
         run.write_row(row.replace(ended=utc()))
@@ -176,10 +176,4 @@ def describe(error: Exception) -> str:
     """Return one line of it, headed 'out of memory' if that is its kind."""
     text = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
     text = re.sub(r"([^:]{3,80}: )\1+", r"\1", text)[:300]  # XLA adds the prefix again for each thunk that passes it on
-    return f"out of memory: {text}" if kind_of(str(error)) == "out of memory" else text
-
-
-def kind_of(error: str) -> str:
-    """Return the kind of an error. Frameworks have many classes for running out of memory, so its text decides."""
-    exhausted = ("out of memory", "resource_exhausted", "alloc_failed", "n't allocate memory", "not allocate memory")
-    return "out of memory" if any(text in error.lower() for text in exhausted) else "code"
+    return f"out of memory: {text}" if kind_of(repr(error)) == "out of memory" else text

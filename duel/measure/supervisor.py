@@ -20,13 +20,13 @@ from typing import Any
 from duel import ROOT, tree, variables
 from duel.catalogue import FIT, PAIRED, PRESETS, VALIDATE
 from duel.comparability import judged
-from duel.errors import UserError
+from duel.errors import UserError, kind_of
 from duel.files import locked, utc
 from duel.job import TRAINING, Job, script_state
 from duel.measure import assistant, command_line, continuing, growing, probes, profiled, ranks, search
 from duel.measure.attempt import Commands, Team, measure_row, profile_row
 from duel.measure.device import World
-from duel.measure.row import FolderGoneError, describe, kind_of, measure
+from duel.measure.row import FolderGoneError, describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import VARIANTS
 from duel.record import Row
@@ -251,7 +251,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
             state, why = FAILED, "warned"
             cause += ": Slurm warned that the time limit, or a preemption, was near"
     except Exception as error:  # not hidden, but its text belongs in the record too
-        cause, why = describe(error), kind_of(str(error))
+        cause, why = describe(error), kind_of(repr(error))
         if run.folder.is_dir():
             raise
         cause, why = str(FolderGoneError(run)), "infrastructure"

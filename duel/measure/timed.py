@@ -1,6 +1,7 @@
 """The stages that measure: time, memory, and the device's ceilings."""
 
 import dataclasses
+import functools
 import importlib
 import math
 import statistics
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from duel import comparability
+from duel.errors import kind_of
 from duel.job import PASSES
 from duel.measure import ceilings, clock, timing
 from duel.measure.device import uncounted_memory
@@ -16,6 +18,7 @@ from duel.measure.measurement import Columns, Measurement
 from duel.measure.proving import unmeasured
 from duel.measure.watch import Conditions, left_out
 
+CEILINGS = ("matmul_flops_per_second", "copy_bytes_per_second", "mfu", "bound")
 PASS_BLOCKS, PASS_SECONDS = 10, 5.0  # for a part of the step; if it is slow, as many as fit
 
 
@@ -142,6 +145,26 @@ def all_reduce(m: Measurement) -> Columns:
     return {"collective_seconds": timing.time_collective(m.work)}
 
 
+def _beside(*names: str) -> Callable[[Callable[[Measurement], Columns]], Callable[[Measurement], Columns]]:
+    """Return the stage that leaves ``names`` out if they need more memory than the step that was measured."""
+
+    def of(stage: Callable[[Measurement], Columns]) -> Callable[[Measurement], Columns]:
+        @functools.wraps(stage)
+        def guarded(m: Measurement) -> Columns:
+            try:
+                return stage(m)
+            except Exception as error:
+                if kind_of(repr(error)) != "out of memory":
+                    raise
+                m.unproved += ["a rate within the measured ceiling (out of memory)"] if "mfu" in names else []
+                return {"missing": dict.fromkeys(names, "out of memory, beside what the step needs")}
+
+        return guarded
+
+    return of
+
+
+@_beside(*PASSES)
 def time_passes(m: Measurement) -> Columns:
     """Time each part of a step, keeping blocks by the same rules as the step's own."""
     if not m.preset.thorough or m.world.size > 1:
@@ -175,9 +198,9 @@ def _unmeasured(m: Measurement) -> str:
     return "measured on one device" if m.world.size > 1 else f"preset {m.preset.name} does not measure it"
 
 
+@_beside("step_flops", "arithmetic_intensity", *CEILINGS)
 def utilise(m: Measurement) -> Columns:
     """Measure the device's ceilings and how close the step came to them, which it cannot have exceeded."""
-    names = ("matmul_flops_per_second", "copy_bytes_per_second", "mfu", "bound")
     each, module = (m.row.batch_size or 0) // m.world.size, m.use_case.module
     flops = ceilings.step_flops(m.setting, module, each)
     least = ceilings.least_bytes(m.setting, module, each, m.row.parameters or 0)
@@ -187,7 +210,7 @@ def utilise(m: Measurement) -> Columns:
         many = "measured on one device"
         reason = many if m.world.size > 1 else "torch_xla records rounds, and runs them as one program"
         m.unproved.append(f"a rate within the measured ceiling ({reason})")
-        return columns | {"missing": dict.fromkeys(names, reason)}
+        return columns | {"missing": dict.fromkeys(CEILINGS, reason)}
     found = ceilings.measure(loops, m.setting, m.preset.thorough)
     step_seconds = m.row.step_seconds_p50 or math.nan
     if flops / step_seconds > clock.FEWER_PRODUCTS * found["matmul_flops_per_second"]:
@@ -198,6 +221,7 @@ def utilise(m: Measurement) -> Columns:
     return columns | ({"mfu": None, "missing": {"mfu": "the device is a MIG slice"}} if m.watch.sliced else {})
 
 
+@_beside("warm_start_seconds")
 def start_again(m: Measurement) -> Columns:
     """Time another start, from what the caches have kept. What was compiled is dropped."""
     if m.work.execution == "eager" or m.world.size > 1 or not m.preset.thorough:

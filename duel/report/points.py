@@ -88,7 +88,7 @@ class Line:
     pytorch_itself_low: float | None = _means("lower end of its interval")
     pytorch_itself_high: float | None = _means("upper end of its interval")
     p: float | None = _means("chance of a ratio as far from 1 if there were no difference")
-    p_holm: float | None = _means("the same among all points over sessions in this file, by Holm")
+    p_holm: float | None = _means("the same among all points over sessions of its set, by Holm")
     verdict: str = _means("which side is faster, equal within 5 %, undecided, or why there is no verdict")
     jax_throughput: float | None = _means("median over JAX's processes")
     pytorch_throughput: float | None = _means("median over PyTorch's processes")
@@ -101,7 +101,7 @@ class Line:
     proof: str = _means("what proves that both sides computed the same")
     far_off: str = _means("processes far from all others of their side and session")
     apart: str = _means("also measured at this point but not in its ratio")
-    which: str = _means("of the lines of one point and mode, such as 1 of 2 kept apart")
+    which: str = _means("what tells lines apart that read alike, such as 1 of 2 kept apart, or nodes 2")
     why: str = _means("the reason if there is no ratio")
 
     @property
