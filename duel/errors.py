@@ -18,8 +18,10 @@ def kind_of(error: str) -> str:
 
     Frameworks have many classes for running out of memory, so the text decides, with the name of the class.
     """
-    exhausted = ("out of memory", "resource_exhausted", "alloc_failed", "n't allocate memory", "not allocate memory")
-    exhausted += ("unable to allocate", "bad_alloc", "memoryerror")  # numpy, C++, Python
+    exhausted = (
+        *("out of memory", "resource_exhausted", "alloc_failed", "n't allocate memory", "not allocate memory"),
+        *("unable to allocate", "bad_alloc", "memoryerror"),  # numpy, C++, Python
+    )
     text = error.lower()
     # What a TPU has for one kernel: a smaller batch need not help.
     return "out of memory" if any(words in text for words in exhausted) and "memory space vmem" not in text else "code"

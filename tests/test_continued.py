@@ -12,7 +12,8 @@ from duel import tree
 from duel.catalogue import PAIRED
 from duel.cli import main as cli
 from duel.job import Job
-from duel.launch import cluster, resubmit, state, submit
+from duel.launch import attempts, cluster, nodes, preflight, resubmit, state, submit
+from duel.launch.schema import Cluster
 from duel.launch.submit import Before
 from duel.launch.views import RunView
 from duel.measure import supervisor
@@ -45,7 +46,7 @@ def interrupted(results: Results, finished: int, why: str = "warned", job: Job =
     return run
 
 
-def decision(results: Results, *named: str) -> resubmit.Decision:
+def decision(results: Results, *named: str) -> attempts.Decision:
     views = [state._own(run) for run in results.runs()]
     (found,) = resubmit.decide(views, views, set(named), None)
     return found
@@ -190,12 +191,12 @@ def test_a_node_that_a_target_does_not_let_us_avoid_is_not_said_to_be_avoided(re
     run.write_launch(slurm=SlurmWord(state="NODE_FAIL", kind="ended", cause="infrastructure", nodes="n7"))
     found = decision(results)
     described = cluster.load(ROOT / "cluster.yaml")
-    assert "; avoiding n7; attempt 2 of 3" in resubmit.possible(found, described).words
+    assert "; avoiding n7; attempt 2 of 3" in attempts.allowed(found, described).words
     shut = described.targets["local"].model_copy(update={"without": ["--exclude"]})
     described = described.model_copy(update={"targets": described.targets | {"local": shut}})
-    words = resubmit.possible(found, described).words
+    words = attempts.allowed(found, described).words
     assert "; its target forbids --exclude, so it may run again on n7; attempt 2 of 3" in words
-    assert resubmit.possible(found, described).job is not None
+    assert attempts.allowed(found, described).job is not None
 
 
 def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:
@@ -218,3 +219,39 @@ def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:
     (outcome,) = outcomes(judged(soon))
     assert [len(session) for session in outcome.sessions] == [4], "within an hour on one host it is one session"
     assert outcome.found is not None
+
+
+SITE = Cluster.model_validate(
+    {
+        "default": "site",
+        "targets": {"site": {"scheduler": "slurm", "python": {"jax": "python3", "pytorch": "python3"}}},
+    }
+)
+
+
+@pytest.mark.parametrize(("others", "avoids"), [((), False), (("n8",), True)])
+def test_the_only_node_of_a_partition_is_not_avoided(
+    results: Results, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], avoids: bool
+) -> None:
+    """By a stand-in for 'scontrol show': Slurm would refuse the job, and with it all others of the target."""
+    run = interrupted(results, 0, why="infrastructure", job=dataclasses.replace(JOB, target="site"))
+    run.write_launch(slurm=SlurmWord(state="NODE_FAIL", kind="ended", cause="infrastructure", nodes="n7"))
+    members = [nodes.Node(name, ("h100",), "IDLE", "", 8, 1000, "") for name in ("n7", *others)]
+    monkeypatch.setattr(preflight, "partition_names", lambda lines: ["h100"])
+    monkeypatch.setattr(nodes, "of_partitions", lambda names: members)
+    monkeypatch.setattr(nodes, "expanded", lambda names: names.split(","))
+    found = attempts.allowed(decision(results), SITE)
+    assert found.job is not None
+    assert (found.job.changes == ("--exclude=n7",)) is avoids
+    assert ("avoiding n7" in found.words) is avoids
+    assert ("there is no other node, so it may run again on n7" in found.words) is not avoids
+
+
+def test_a_doubled_time_limit_stays_within_its_partition_s(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = interrupted(results, 0, why="time limit", job=dataclasses.replace(JOB, target="site"))
+    run.write_launch(slurm=SlurmWord(state="TIMEOUT", kind="ended", cause="time limit", limit="00:40:00"))
+    for most, expected in ((60.0, ("--time=01:00:00",)), (200.0, ("--time=01:20:00",))):
+        monkeypatch.setattr(preflight, "most_minutes", lambda lines, most=most: most)
+        found = attempts.allowed(decision(results), SITE)
+        assert found.job is not None
+        assert found.job.changes == expected

@@ -91,13 +91,20 @@ def test_only_the_gpus_of_a_gres_are_counted(tmp_path: Path, capsys: pytest.Capt
     ]
 
 
-def test_one_program_s_cpus_are_shared_among_the_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loaded, _ = made(tmp_path, capsys, "#!/bin/sh\n#SBATCH --gpus-per-node=4 -c 32\npython a.py\n")
-    assert loaded.targets["job"].directives == [
-        "--gpus-per-node={devices_per_node}",
-        "--cpus-per-task=8",
-        "--ntasks-per-node={tasks_per_node}",
-    ]
+@pytest.mark.parametrize(
+    ("tasks", "cpus"),
+    [("", 8), ("--ntasks-per-node=1", 8), ("--ntasks=1", 8), ("--ntasks-per-node=2", 16), ("--ntasks-per-node=4", 32)],
+)
+def test_the_cpus_of_few_tasks_are_shared_among_those_of_all_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks: str, cpus: int
+) -> None:
+    loaded, _ = made(tmp_path, capsys, f"#!/bin/sh\n#SBATCH --gpus-per-node=4 {tasks} -c 32\npython a.py\n")
+    lines = loaded.targets["job"].directives
+    assert f"--cpus-per-task={cpus}" in lines
+    assert [line for line in lines if line.startswith("--ntasks")] in (
+        ["--ntasks-per-node={tasks_per_node}"],
+        ["--ntasks={tasks}"],
+    )
 
 
 @pytest.mark.parametrize(

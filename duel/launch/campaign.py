@@ -9,10 +9,10 @@ from duel import files, terminal
 from duel.catalogue import USE_CASES
 from duel.errors import UserError
 from duel.job import Job
-from duel.launch import directives, estimate, preflight, progress, resubmit, state, submit
+from duel.launch import directives, estimate, progress, resubmit, state, submit
+from duel.launch.attempts import Decision, allowed, most_minutes
 from duel.launch.estimate import UNCERTAIN, Estimate, Known
 from duel.launch.progress import DONE, MISSING, NEVER, NOT_COMPARABLE, OTHER_CODE, SAME_SESSION, WAITING, Progress
-from duel.launch.resubmit import Decision
 from duel.launch.schema import Cluster, Target
 from duel.launch.study import Study, grouped
 from duel.results import Results, Run
@@ -64,7 +64,7 @@ def planned(
     missing.sort(key=lambda point: point.session)  # the first sessions of all points, then the second ones
     for whole in grouped(missing):
         target = cluster.targets[whole.target]
-        most = _most_minutes(whole, target)
+        most = most_minutes(whole, target)
         room = None if most is None else (most * 60 - estimate.MORE_SECONDS) / estimate.MARGIN
         for job in estimate.parts(whole, room, known):
             takes = known.job(job)
@@ -74,13 +74,6 @@ def planned(
 
 def _devices(job: Job, target: Target) -> int:
     return int(target.allocation(job)["devices"])
-
-
-def _most_minutes(job: Job, target: Target) -> float | None:
-    """Return the target's own time limit, else its partition's; None if it has neither."""
-    lines = target.for_job(job).directives
-    own = directives.minutes(directives.value(lines, "--time") or "")
-    return own if own is not None or target.scheduler == "local" else preflight.most_minutes(lines)
 
 
 def _limited(job: Job, target: Target, takes: Estimate, most: float | None) -> Job:
@@ -107,7 +100,7 @@ def told(jobs: Sequence[Job], cluster: Cluster, results: Results) -> list[str]:
             continue
         target, takes = cluster.targets[job.target], times.job(job)
         takes = replace(takes, seconds=takes.seconds * (job.trials or 1))  # no mode is measured less than once
-        found.append(Planned(job, takes, _devices(job, target), most_minutes=_most_minutes(job, target)))
+        found.append(Planned(job, takes, _devices(job, target), most_minutes=most_minutes(job, target)))
     if not found:
         return []
     unsure = any(one.estimate.source in UNCERTAIN or one.job.trials for one in found)
@@ -244,7 +237,7 @@ def unfinished(points: Sequence[Progress], cluster: Cluster, known: Known, resul
     look = state.look(results)
     ended = [seen for seen in look.runs if seen.id in ids]
     decided = resubmit.decide(ended, look.runs, set(), None)
-    decisions = [_within_limit(resubmit.possible(one, cluster), cluster) for one in decided]
+    decisions = [allowed(one, cluster) for one in decided]
     for decision in decisions:
         say(f"{decision.seen.id}: {decision.words}")
     due: dict[str, int] = {}  # sessions of one point stay apart
@@ -257,27 +250,6 @@ def unfinished(points: Sequence[Progress], cluster: Cluster, known: Known, resul
             job = replace(decision.job, delay=due.get(decision.seen.id, 0))
             target = cluster.targets[job.target]
             asked = directives.minutes(directives.value(job.changes, "--time") or "")
-            most = _most_minutes(job, target) if asked is None else asked
+            most = most_minutes(job, target) if asked is None else asked
             found.append(Planned(job, known.job(job), _devices(job, target), replace(decision, job=job), most))
     return found
-
-
-def _within_limit(decision: Decision, cluster: Cluster) -> Decision:
-    """Return the decision with no longer a time limit than its target allows; without a job if that had it already.
-
-    Slurm would refuse it, and with it all other jobs of the target.
-    """
-    job = decision.job
-    asked = directives.minutes(directives.value(job.changes, "--time") or "") if job else None
-    target = cluster.targets[job.target] if job else None
-    if job is None or target is None or target.scheduler == "local" or asked is None:
-        return decision
-    most = _most_minutes(job, target)
-    if most is None or asked <= most:
-        return decision
-    if asked >= 2 * most:  # it is twice what was not enough
-        words = f"{decision.words}; not started: that was the longest that target {job.target!r} allows"
-        return replace(decision, job=None, words=words)
-    limit = f"--time={directives.limit(most)}"
-    changes = directives.replace(list(job.changes), [limit])
-    return replace(decision, job=replace(job, changes=tuple(changes)), words=f"{decision.words}, at most {limit}")

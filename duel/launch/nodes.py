@@ -100,7 +100,7 @@ def reserved(partitions: Iterable[str], maintenance: bool) -> str:
     ours = {node.name for node in of_partitions(partitions)} if found else set()
     lines = []
     for kind, fields in found:
-        if names := [name for name in _expanded(fields.get("Nodes", "")) if name in ours]:
+        if names := [name for name in expanded(fields.get("Nodes", "")) if name in ours]:
             span = f"from {fields.get('StartTime')} until {fields.get('EndTime')}"
             lines.append(f"{_named(names)} reserved{kind} ({fields['ReservationName']}) {span}")
     return "; ".join(lines[:SHOWN])
@@ -111,7 +111,7 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _expanded(names: str) -> list[str]:
+def expanded(names: str) -> list[str]:
     """Expand ``h100-[1-2]`` into two names by Slurm's own rules, which need no controller."""
     command = ["scontrol", "show", "hostnames", names]
     try:

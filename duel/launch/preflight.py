@@ -276,6 +276,11 @@ def _over_limit(lines: list[str], partition: dict[str, str]) -> tuple[str, str] 
     return None
 
 
+def partition_names(lines: list[str]) -> list[str]:
+    """Return the partitions that a script with ``lines`` may run in; none if Slurm does not list them."""
+    return [partition["PartitionName"] for partition in _of(lines, _partitions())]
+
+
 def most_minutes(lines: list[str]) -> float | None:
     """Return the longest time limit that the partitions of a script with ``lines`` allow; None if that is not known."""
     limits = [directives.minutes(partition.get("MaxTime", "")) for partition in _of(lines, _partitions())]

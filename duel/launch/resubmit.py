@@ -9,13 +9,13 @@ cancelled                                     somebody's decision: retry only by
 import dataclasses
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from duel import files, tree
 from duel.catalogue import FIT, VALIDATE
 from duel.files import Damaged
 from duel.job import Job
 from duel.launch import directives, display, intent, manage, reasons, state, submit
+from duel.launch.attempts import AVOIDING, Decision, allowed, without
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
 from duel.results import Results, Run
@@ -24,22 +24,10 @@ from duel.tries import counted, interrupted, planned_as
 
 MOST_ATTEMPTS = 3
 TAIL_LINES = 12
-AVOIDING = "; avoiding "
 # After these a run continues where it was interrupted, if it had finished a row.
 CONTINUED = (reasons.TIME_LIMIT, reasons.PREEMPTED, reasons.INFRASTRUCTURE, reasons.NEVER_RAN)
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What to do about one run: ``job`` is its next attempt, or None if there is none; ``words`` say why."""
-
-    seen: RunView
-    job: Job | None
-    words: str
-    approved: bool = True  # False: only with --apply
-    continues: bool = False  # the run itself, with the rows that it has
 
 
 def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> int:
@@ -51,7 +39,7 @@ def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> i
     look = state.look(results)
     chosen = manage.select(look.runs, args, results)
     named = {manage.find(results, name).id for name in args.runs}
-    decisions = [possible(d, cluster) for d in decide(chosen, look.runs, named, args.include)]
+    decisions = [allowed(d, cluster) for d in decide(chosen, look.runs, named, args.include)]
     for note in look.notes:
         say(f"not known: {note}")
     if not decisions:
@@ -80,28 +68,6 @@ def apart(decisions: list[Decision]) -> list[Decision]:
         dataclasses.replace(one, job=dataclasses.replace(job, delay=delay - first[point]))
         for one, job, point, delay in found
     ]
-
-
-def possible(decision: Decision, cluster: Cluster) -> Decision:
-    """Return the decision, without a job if this checkout can no longer start it."""
-    if decision.job is None:
-        return decision
-    if decision.job.unknown:
-        gone = f"this version of Duel has no {decision.job.unknown}"
-    elif decision.job.target not in cluster.targets:
-        gone = (
-            f"its target {decision.job.target!r} is no longer in cluster.yaml, which has {', '.join(cluster.targets)}"
-        )
-    else:
-        forbidden = cluster.targets[decision.job.target].without
-        lost = [c for c in decision.job.changes if set(directives.names(c)) & set(forbidden)]
-        if not lost:
-            return decision
-        if decision.approved:  # without a node to avoid, another attempt is still worth it
-            words = decision.words.replace(AVOIDING, "; its target forbids --exclude, so it may run again on ")
-            return dataclasses.replace(decision, words=words)
-        gone = f"its target forbids {', '.join(name for c in lost for name in directives.names(c))}"
-    return dataclasses.replace(decision, job=None, words=f"{decision.words}; not started: {gone}")
 
 
 def settle_interrupted(cluster: Cluster, results: Results, say: Say) -> None:
@@ -227,7 +193,7 @@ def _avoiding(seen: RunView, job: Job, cause: str) -> tuple[tuple[str, ...], str
     if cause != reasons.INFRASTRUCTURE or not (node := _failed_node(seen)):
         return job.changes, ""
     before = directives.value(directives_of(seen.run) or list(job.changes), "--exclude")
-    changes = (*_without(job.changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
+    changes = (*without(job.changes, "--exclude"), f"--exclude={','.join(filter(None, (before, node)))}")
     return changes, f"{AVOIDING}{node}"
 
 
@@ -282,7 +248,7 @@ def _propose(
         if old is None or old.attempt >= MOST_ATTEMPTS:
             text += f"; {side.id} has had {MOST_ATTEMPTS} attempts: start over"
             return [Decision(seen, None, text)]
-        changes = (*_without(old.changes, option), change)
+        changes = (*without(old.changes, option), change)
         new = dataclasses.replace(old, attempt=old.attempt + 1, changes=changes, delay=0)
         why = text if side is seen else f"is the other side of {seen.id}"
         proposal = f"{why}; proposed for both sides: {change}; attempt {new.attempt} of {MOST_ATTEMPTS}"
@@ -315,10 +281,6 @@ def directives_of(run: Run) -> list[str]:
         return directives.of_script(files.read(run.script).decode(errors="replace"))
     except (FileNotFoundError, Damaged):
         return []
-
-
-def _without(changes: tuple[str, ...], option: str) -> tuple[str, ...]:
-    return tuple(change for change in changes if option not in directives.names(change))
 
 
 def _failed_node(seen: RunView) -> str:

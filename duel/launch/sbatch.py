@@ -163,11 +163,14 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
         except (FailedJobError, FailedSubmissionError) as error:
             code = getattr(error.__cause__, "returncode", 0)
             message = " ".join(str(error).split()) or f"exit code {code}"
+            _clear(logs)
         else:
             _record(runs, [str(job.job_id)] if len(runs) == 1 else [f"{job.job_id}_{n}" for n in range(len(runs))])
             return
         too_long = len(runs) > 1 and "job array specification" in message  # MaxArraySize
         if refusal.is_full(message) or too_long:
+            if len(runs) > 1:
+                script.unlink(missing_ok=True)
             raise FullError(f"Slurm takes no more jobs now ({refusal.full(message)})")
         reached = not (_NOT_SENT.search(message) or refusal.is_unconfigured(message))
         unclear = reached and (refusal.is_silence(message) or code in (0, 124, 137) or code < 0)
@@ -189,6 +192,14 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
         say(f"{name}: not sent, {message}; retrying in {wait:.0f} s")
         time.sleep(wait)
         wait = min(2 * wait, 60.0)
+
+
+def _clear(logs: Path) -> None:
+    """Remove what submitit leaves of a submission that failed; while a queue is full, one does every half minute."""
+    for pattern in (".submission_file_*.sh", f"{32 * '[0-9a-f]'}.pkl"):
+        for path in logs.glob(pattern):
+            if not path.is_symlink():  # which one that was taken leaves
+                path.unlink(missing_ok=True)
 
 
 def _record(runs: list[Run], ids: list[str], **launch: str) -> None:
