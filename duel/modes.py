@@ -178,14 +178,25 @@ def settings(
         values[switch] = value
     if rung:
         values |= {switch: value for switch, value in RUNGS[rung - 1].items() if switch in here}
-    if device_kind == "gpu" and not half and values.get("attention") in ("cudnn", "flash"):
-        raise UserError(
-            f"--mode {mode}: attention {values['attention']} takes 16 bits only; valid: --precision {' or '.join(HALF)}"
-        )
-    if device_kind == "gpu" and not cudnn and values.get("attention") == "cudnn":
-        raise UserError(f"--mode {mode}: attention cudnn is for GPUs of NVIDIA's; valid: attention=math")
+    # PyTorch counts cuDNN's attention among what is not deterministic.
+    if framework == "pytorch" and values.get("attention") == "cudnn" and values.get("deterministic") == ON:
+        if "attention" in asked:
+            raise UserError(f"--mode {mode}: attention=cudnn is not deterministic; valid: attention=flash or math")
+        values["attention"] = "flash"
+    if device_kind == "gpu":
+        _refuse_attention(mode, values.get("attention"), half, cudnn)
     _refuse_combinations(mode, values, here)
     return values
+
+
+def _refuse_attention(mode: str, kernel: str | None, half: bool, cudnn: bool) -> None:
+    """Raise UserError if a GPU's ``kernel`` of attention does not take the precision or is not there."""
+    if not half and kernel in ("cudnn", "flash"):
+        raise UserError(
+            f"--mode {mode}: attention={kernel} needs a 16-bit precision; valid: --precision {' or '.join(HALF)}"
+        )
+    if not cudnn and kernel == "cudnn":
+        raise UserError(f"--mode {mode}: attention=cudnn needs an NVIDIA GPU; valid: attention=math")
 
 
 def _refuse_combinations(mode: str, values: Mapping[str, str], here: Mapping[str, Switch]) -> None:

@@ -168,7 +168,8 @@ class PerSampleGradients(Network):
         losses = vmap(lambda logits, label: self._loss(logits[None], label[None]))(logits.to(self._dtype), labels)
         (losses.sum() * self._loss_scale).backward()
         named: dict[str, Any] = dict(self._model.named_parameters())
-        gradients: Gradients = {name: parameter.grad_sample for name, parameter in named.items()}
+        # Opacus takes the type of the layers' results, which in 16 bits is theirs.
+        gradients: Gradients = {name: parameter.grad_sample.to(self._dtype) for name, parameter in named.items()}
         for name, parameter in named.items():
             if gradients[name].shape != (len(labels), *parameter.shape):
                 raise UserError(f"Opacus takes something else for samples in {name}; valid: --mode default, compile")

@@ -40,13 +40,13 @@ class Trainer(Training):
 
     def put(self, batch: Batch, present: int) -> Any:
         """Begin to copy ``batch``, this rank's part, to the device; ``present`` counts the labels of all ranks."""
+        many = self._world.size > 1
         if self._copies is None:
-            placed: tuple[Any, ...] = self._put_batch(batch)
-        else:
-            with torch.cuda.stream(self._copies):
-                inputs = self._with_matrices(tuple(self._sent(array) for array in batch.inputs))
-                placed = inputs, self._sent(batch.labels)
-        return placed if self._world.size == 1 else (*placed, torch.tensor(present, device=self._device))
+            placed = self._put_batch(batch)
+            return (*placed, torch.tensor(present, device=self._device)) if many else placed
+        with torch.cuda.stream(self._copies):
+            inputs = self._with_matrices(tuple(self._sent(array) for array in batch.inputs))
+            return inputs, self._sent(batch.labels), *([self._sent(np.array(present))] if many else [])
 
     def _sent(self, array: npt.NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array).pin_memory().to(self._device, non_blocking=True)
@@ -58,7 +58,7 @@ class Trainer(Training):
         if self._copies is not None:
             now = torch.cuda.current_stream(self._device)
             now.wait_stream(self._copies)
-            for tensor in (*placed[0], placed[1]):  # its memory is not to be used again before this step has ended
+            for tensor in (*placed[0], *placed[1:]):  # its memory is not to be used again before this step has ended
                 tensor.record_stream(now)
         for group in self._optimizer.param_groups:
             # A number would be part of the program that torch_xla compiles: another one at each step.
@@ -70,7 +70,29 @@ class Trainer(Training):
                 torch._foreach_lerp_([*self._average.values()], [*self._averaged().values()], 1 - self._decay)
         if self._xla:
             self._xla.sync()
-        return loss
+        return loss if self._copies is None else self._on_its_way(loss)
+
+    def _on_its_way(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Begin to copy ``loss``, over all devices, to the host; return where it will be, and what tells when.
+
+        A loss that is read on the device waits for all steps that were dispatched since.
+        """
+        loss = loss.detach().clone()
+        if self._world.size > 1:
+            torch.distributed.all_reduce(loss)
+        there = torch.empty((), dtype=loss.dtype).pin_memory()
+        there.copy_(loss, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return there, done
+
+    def loss(self, handle: Any) -> float:
+        """Return the loss of ``handle``; all ranks must call this together."""
+        if not isinstance(handle, tuple):
+            return super().loss(handle)
+        there, done = handle
+        done.synchronize()
+        return float(there)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> tuple[float, int, int]:

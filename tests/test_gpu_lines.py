@@ -182,11 +182,13 @@ alone, copying = (made(Trainer, recipe=Recipe(entry.optimizer, 8, 1)) for _ in r
 copying._copies, now = (mock.create_autospec(torch.cuda.Stream, instance=True) for _ in range(2))
 pinned, kept = [], []
 expected = alone.loss(alone.advance(alone.put(pool.batches[0], 8), 0.05))
-with (of_cuda(stream=contextlib.nullcontext(), current_stream=now),
+done = mock.create_autospec(torch.cuda.Event, instance=True)
+with (of_cuda(stream=contextlib.nullcontext(), current_stream=now, Event=done),
       mock.patch("torch.Tensor.pin_memory", lambda tensor: pinned.append(1) or tensor),
       mock.patch("torch.Tensor.record_stream", lambda tensor, stream: kept.append(stream))):
     assert copying.loss(copying.advance(copying.put(pool.batches[0], 8), 0.05)) == expected
-assert len(pinned) == 2 and kept == [now] * 2 and now.wait_stream.call_args.args == (copying._copies,)
+assert len(pinned) == 3 and done.record.called and done.synchronize.called
+assert kept == [now] * 2 and now.wait_stream.call_args.args == (copying._copies,)
 """
 
 JAX = """

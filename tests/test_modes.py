@@ -122,7 +122,7 @@ def test_a_switch_that_a_side_lacks_leaves_it_as_it_is() -> None:
         (
             "default+attention=cudnn",
             {"benchmark": "gpt2", "kind": "gpu"},
-            "attention cudnn takes 16 bits only; valid: --precision bf16 or fp16",
+            "attention=cudnn needs a 16-bit precision; valid: --precision bf16 or fp16",
         ),
     ],
 )
@@ -152,11 +152,19 @@ def test_an_odd_number_of_tokens_has_no_gradient_by_cudnn_in_jax() -> None:
         modes.settings("default+attention=cudnn", "jax", "vit_b16", 1, "bf16", "gpu")
 
 
+def test_what_is_deterministic_has_no_cudnn_attention_in_pytorch() -> None:
+    """It refuses it: torch's sdp_utils.cpp, check_cudnn_deterministic."""
+    assert modes.settings("tuned+deterministic", "pytorch", "gpt2", 1, "bf16", "gpu")["attention"] == "flash"
+    assert modes.settings("tuned+deterministic", "jax", "gpt2", 1, "bf16", "gpu")["attention"] == "cudnn"
+    with pytest.raises(UserError, match="attention=cudnn is not deterministic; valid: attention=flash or math"):
+        modes.settings("default+attention=cudnn+deterministic", "pytorch", "gpt2", 1, "bf16", "gpu")
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_gpu_without_cudnn_takes_the_plain_kernel_of_attention(framework: str) -> None:
     here = (framework, "gpt2", 1, "bf16", "gpu")
     assert modes.settings("tuned", *here, cudnn=False)["attention"] == "math"
-    with pytest.raises(UserError, match="attention cudnn is for GPUs of NVIDIA's; valid: attention=math"):
+    with pytest.raises(UserError, match="attention=cudnn needs an NVIDIA GPU; valid: attention=math"):
         modes.settings("default+attention=cudnn", *here, cudnn=False)
 
 

@@ -158,6 +158,16 @@ def test_opacus_has_the_same(products: Callable[..., Arrays], benchmark: str) ->
         assert_near(part(library, f"{product}/"), part(found, f"{product}/"))
 
 
+def test_in_16_bits_opacus_keeps_its_gradients_in_float32(products: Callable[..., Arrays]) -> None:
+    """Its own, of a layer whose results are in 16 bits, would be in these."""
+    found, library = (products("pytorch", "mnist", "bf16", mode) for mode in ("default", "opacus"))
+    for product in PRODUCTS:
+        for name, array in part(library, f"{product}/").items():
+            assert array.dtype == np.float32
+            right = part(found, f"{product}/")[name]
+            assert np.linalg.norm(array - right) < 0.03 * np.linalg.norm(right), name
+
+
 def test_where_opacus_takes_no_samples_it_says_so(main: Main, checkout: Path) -> None:
     """A graph's nodes are no samples of their own."""
     asked = ("--benchmark", "graphnet", "--use_case", "3", "--products", "norms", "--mode", "opacus")
