@@ -159,6 +159,8 @@ class Run:
                 continue
             place = before.row if before.started is None else number
             number += place == number
+            if row.recipe:  # its checkpoints are of these
+                row = row.replace(rung=before.rung, switches=before.switches, tuning=before.tuning)
             self.write_row(row.replace(run_id=self.id, row=place, status=QUEUED))
         again = {"state": QUEUED, "queued": utc(), "started": "", "ended": "", "cause": "", "why": None}
         self.write_status(**again, exit_code=None, slurm_job_id="", owner=owner)

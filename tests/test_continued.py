@@ -255,3 +255,15 @@ def test_a_doubled_time_limit_stays_within_its_partition_s(results: Results, mon
         found = attempts.allowed(decision(results), SITE)
         assert found.job is not None
         assert found.job.changes == expected
+
+
+def test_a_training_goes_on_with_the_switches_that_it_began_with(results: Results) -> None:
+    """Though a search may have found others since, or the ladder would begin again: its checkpoints are of these."""
+    job = dataclasses.replace(JOB, mode="tuned", dataset="digits")
+    run = interrupted(results, 0, job=job)
+    for row in run.rows():
+        run.write_row(row.replace(rung=1, switches="donation=on", tuning="the best of 8 by x"))
+    run.reopen(job.rows(), "again", this_process())
+    (first, *_) = run.left()
+    assert first.recipe
+    assert (first.rung, first.switches, first.tuning) == (1, "donation=on", "the best of 8 by x")

@@ -152,6 +152,18 @@ def test_an_odd_number_of_tokens_has_no_gradient_by_cudnn_in_jax() -> None:
         modes.settings("default+attention=cudnn", "jax", "vit_b16", 1, "bf16", "gpu")
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_switches_that_a_row_recorded_can_be_asked_for_again(framework: str, kind: str) -> None:
+    """As an interrupted training in mode tuned does."""
+    for benchmark in ("resnet50", "gpt2", "gcn", "mobilenet_v3_small"):
+        for precision in ("fp32", "bf16"):
+            here = (framework, benchmark, 1, precision, kind)
+            begun = modes.settings("tuned", *here)
+            texts = dict(text.split("=", 1) for text in modes.said(begun).split())
+            assert modes.settings(modes.spelled("default", texts), *here) == begun
+
+
 def test_what_is_deterministic_has_no_cudnn_attention_in_pytorch() -> None:
     """It refuses it: torch's sdp_utils.cpp, check_cudnn_deterministic."""
     assert modes.settings("tuned+deterministic", "pytorch", "gpt2", 1, "bf16", "gpu")["attention"] == "flash"

@@ -1,5 +1,6 @@
 """Encoded pictures as they are published: a folder of class folders, or a data set of Hugging Face's ``datasets``."""
 
+import errno
 import functools
 import io
 import os
@@ -95,8 +96,10 @@ def of_hugging_face(name: str, download: bool) -> Source | None:
     try:
         found = datasets.load_from_disk(name) if saved else datasets.load_dataset(name)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        if download or saved:
-            raise DataError(f"Hugging Face, {name}: {_first_line(error)}") from None
+        shut = getattr(error, "errno", None) in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
+        if download or saved or shut:
+            hint = "; the library writes to its cache (HF_DATASETS_CACHE)" if shut else ""
+            raise DataError(f"Hugging Face, {name}: {_first_line(error)}{hint}") from None
         return None
     if not isinstance(found, datasets.DatasetDict):
         raise DataError(f"Hugging Face, {name}: one split alone; those for training and validation are needed")

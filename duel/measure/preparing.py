@@ -168,7 +168,9 @@ def _check_threads(mode: str, switches: Mapping[str, str], world: World) -> None
 def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
     """Put weights and data, or the batches already ``made``, on the device; from here on, ``work`` exists."""
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
-    if modes.is_tuned(mode):
+    if modes.is_tuned(mode) and m.row.recipe and m.row.switches:  # it goes on as it began, whatever was found since
+        mode = modes.spelled(modes.DEFAULT, dict(text.split("=", 1) for text in m.row.switches.split()))
+    elif modes.is_tuned(mode):
         choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1], m.microbatches)
         mode = modes.in_place(mode, choice or modes.TUNED)
         m.row = m.row.replace(tuning=tuning)
