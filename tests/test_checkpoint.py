@@ -157,3 +157,16 @@ def test_a_full_disk_is_said_and_leaves_the_one_before(tmp_path: Path, monkeypat
     with pytest.raises(UserError, match=r"step-000000020\.npz: .* cannot be written \(No space left on device\)"):
         kept.save(Course(20), arrays(20))
     assert names(tmp_path) == ["step-000000010.npz"]
+
+
+def test_no_memory_for_a_checkpoint_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is passed over as damaged is removed later."""
+    kept = saved(tmp_path, 10, 20)
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(np, "load", full)
+    with pytest.raises(UserError, match="there is no memory for it"):
+        kept.newest()
+    assert len(names(tmp_path)) == 2

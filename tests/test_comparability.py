@@ -2,17 +2,19 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from duel import comparability
+from duel import comparability, table
 from duel.certificate import DISPROVED, VERIFIED
 from duel.comparability import ALIKE, COMPARABLE, NOT_COMPARABLE, partners
-from duel.evidence import Evidence, disagreements
+from duel.evidence import Evidence, disagreements, sha256
 from duel.modes import HANDICAPPED
 from duel.record import Row
+from duel.results import Results
 from duel.states import FAILED, FINISHED
 
 GOOD = Row(
@@ -319,3 +321,16 @@ def test_every_rank_is_compared() -> None:
     assert disagreements(evidence() * 2, evidence() * 2) == []
     (text,) = disagreements(evidence() * 2, bad)
     assert text.startswith("rank 1: ")
+
+
+def test_evidence_that_was_changed_is_refused_though_it_can_be_read(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results")
+    run = results.run("jax_mnist_1-x")
+    file = run.evidence_file(0, 0)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(evidence()[0].to_bytes())
+    row = Row(run_id=run.id, row=0, evidence_sha256=sha256([file.read_bytes()]))
+    assert len(table.evidence(row, results)) == 1
+    file.write_bytes(evidence(curve=[9.0, 9.0])[0].to_bytes())
+    with pytest.raises(ValueError, match="was changed since"):
+        table.evidence(row, results)

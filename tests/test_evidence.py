@@ -4,6 +4,7 @@ import contextlib
 import io
 import math
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -327,3 +328,10 @@ def test_of_training_losses_moments_and_changes_are_recorded() -> None:
     assert list(found) == ["losses", "moments/fc.weight", "moments/fc.bias", "change/fc.weight", "change/fc.bias"]
     assert np.array_equal(found["change/fc.bias"], np.full(4, 2.0))
     assert set(floors) == {"change/fc.weight", "change/fc.bias"}
+
+
+def test_what_was_not_proved_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(proving.certificate, "verdict", lambda *_: "verified")
+    run = SimpleNamespace(folder=tmp_path / "runs" / "r")
+    m: Any = SimpleNamespace(unproved=["b"], proved=["a"], row=Row(), run=run)
+    assert proving.certify(m)["proved"] == "a; not proved: b"

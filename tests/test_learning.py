@@ -12,7 +12,7 @@ import pytest
 
 from duel.catalogue import SGD
 from duel.data.feed import Fed
-from duel.errors import UserError
+from duel.errors import Diverged, UserError
 from duel.measure import learning
 from duel.measure.checkpoint import Checkpoints
 from duel.measure.device import ALONE
@@ -308,3 +308,39 @@ def test_a_checkpoint_belongs_to_the_code_that_trained(monkeypatch: pytest.Monke
     before = learning._identity(m)
     monkeypatch.setattr(learning.tree, "digest", lambda: "other")
     assert {name for name, value in learning._identity(m).items() if value != before[name]} == {"code"}
+
+
+def test_a_target_that_was_not_reached_has_no_time(tmp_path: Path, stand_ins: Clock) -> None:
+    one, _ = training(tmp_path, stand_ins, target=0.99)
+    columns = one.run()
+    assert columns.get("seconds_to_target") is columns.get("joules_to_target") is None
+    assert columns["missing"]["seconds_to_target"].startswith("top-1 ended at 0.")
+
+
+def test_the_loss_and_rate_are_of_what_was_trained(tmp_path: Path, stand_ins: Clock) -> None:
+    one, m = training(tmp_path, stand_ins)
+    one.run()
+    losses = [[1.0, 1 / 2, 1 / 3], [1 / 4, 1 / 5, 1 / 6]]
+    assert [epoch["loss"] for epoch in epochs_of(m)[1:]] == pytest.approx([sum(each) / 3 for each in losses])
+    (tmp_path / "other").mkdir()
+    other, _ = training(tmp_path / "other", stand_ins, target=0.1)
+    assert other.run()["trained_per_second"] == pytest.approx(2 * STEPS / (STEPS * SECOND)), "of one epoch of two"
+
+
+def test_a_held_out_loss_that_is_no_number_ends_the_training(tmp_path: Path, stand_ins: Clock) -> None:
+    one, m = training(tmp_path, stand_ins)
+    m.work.evaluate = lambda batch: (float("nan"), 0, 0)
+    with pytest.raises(Diverged, match="held-out loss became nan after epoch 0"):
+        one.run()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["framework", "framework_version", "benchmark", "size", "precision", "switches", "recipe", "weights_sha256"],
+)
+def test_a_checkpoint_belongs_to_one_version_and_setting(name: str) -> None:
+    def of(row: Row) -> dict[str, str]:
+        m: Any = SimpleNamespace(row=row, world=ALONE, feed=Feed(Clock()))
+        return learning._identity(m)
+
+    assert of(Row(**{name: "a"})) != of(Row(**{name: "b"}))

@@ -186,3 +186,16 @@ def test_a_side_that_took_no_step_has_no_time_until_its_first() -> None:
 def test_nothing_that_sessions_must_share_is_forgotten() -> None:
     versions = "code_sha256 framework_version python_version packages_sha256"
     assert set(itself.ALIKE) == {*f"{versions} switches variables execution device_name mig driver cpus".split()}
+
+
+def test_a_difference_within_the_noise_floor_is_none() -> None:
+    """The machine is a third faster every other time, for both sides of a pair."""
+    rows = [
+        row.replace(throughput=(row.throughput or 0.0) * (1.0, 1.3)[(row.repeat or 0) % 2])
+        for row in sides([1.1, 1.101, 1.099, 1.1])
+    ]
+    (found,) = outcomes(rows)
+    assert found.found is not None
+    assert found.found.low > 1.05
+    assert (found.floor or 0.0) > 1.1
+    assert found.kind == "undecided"

@@ -236,3 +236,18 @@ def test_the_device_is_found_where_cuda_shows_it(nvml: StandIn, monkeypatch: pyt
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     found = gpu(NAME, 1, "9.0")
     assert (found.driver, found.memory_bytes) == ("580.65.06", 85520809984)
+
+
+def test_a_training_on_several_devices_or_a_slice_has_no_energy(nvml: StandIn) -> None:
+    nvml.joules = iter([1000] * 9)
+    assert watch_gpu().counters() == [1.0]
+    assert Watch(Device("gpu", NAME, 1), World(0, 2)).counters() == []
+    nvml.mig = 1
+    assert watch_gpu().counters() == []
+
+
+def test_clocks_and_temperatures_of_blocks_are_summed_up(nvml: StandIn) -> None:
+    nvml.joules = iter([1000] * 9)
+    blocks = [Conditions(1980.0, 60.0), Conditions(1200.0, 83.0), Conditions(1900.0, 70.0)]
+    found = watch_gpu().columns(blocks, items=1)
+    assert (found["clock_mhz"], found["clock_mhz_lowest"], found["temperature_celsius"]) == (1900.0, 1200.0, 83.0)
