@@ -13,6 +13,7 @@ from conftest import clean_environment
 from test_results import JOB, new_run
 
 from duel import index
+from duel.errors import kind_of
 from duel.measure import supervisor
 from duel.results import LITTER_SECONDS, Results
 from duel.states import FINISHED
@@ -108,3 +109,19 @@ def supervised(results: Results, monkeypatch: pytest.MonkeyPatch, measure: Any) 
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "out of memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes"), "out of memory"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("std::bad_alloc"), "out of memory"),
+        (ValueError("Unable to allocate 3.00 GiB for an array with shape (9,)"), "out of memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem"), "code"),
+        (KeyError("memory"), "code"),
+    ],
+)
+def test_running_out_of_memory_is_told_by_the_text_and_the_class(error: Exception, kind: str) -> None:
+    assert kind_of(repr(error)) == kind

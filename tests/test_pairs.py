@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from test_comparability import GOOD, OTHER, judged
 
+from duel import kinds
 from duel.comparability import NOT_COMPARABLE, partners
 from duel.record import Row
-from duel.report import itself, pairs
+from duel.report import itself, markdown, pairs, points, shares, waterfall
 from duel.report.compare import standing
+from duel.report.figure_data import label
 from duel.report.itself import same_side
 from duel.states import SKIPPED
 
@@ -199,3 +201,32 @@ def test_a_difference_within_the_noise_floor_is_none() -> None:
     assert found.found.low > 1.05
     assert (found.floor or 0.0) > 1.1
     assert found.kind == "undecided"
+
+
+def test_points_that_read_alike_are_told_apart_by_what_differs() -> None:
+    there = [row.replace(nodes=1, target="h100") for row in sides([1.5, 1.52, 1.49, 1.51])]
+    elsewhere = [row.replace(group="other", run_id="other", nodes=2) for row in there]
+    found = points.lines(outcomes(there + elsewhere))
+    assert [line.which for line in found] == ["nodes 1", "nodes 2"]
+    assert [line.which for line in points.lines(outcomes(there))] == [""]
+
+
+def test_one_device_that_several_are_compared_with_is_named_and_no_result_of_many() -> None:
+    (found,) = points.lines(outcomes([row.replace(use_case=2, device_count=1) for row in sides([1.5] * 4)]))
+    assert found.is_baseline
+    assert label(found).endswith(", 1 device")
+    (many,) = points.lines(outcomes([row.replace(use_case=2, device_count=2) for row in sides([1.5] * 4)]))
+    assert not many.is_baseline
+
+
+def test_a_benchmark_of_another_version_is_shown_without_what_is_not_known_of_it() -> None:
+    rows = [
+        row.replace(benchmark="gone", mode=mode, group=mode, run_id=mode)
+        for mode in ("default", "tuned")
+        for row in sides([1.5, 1.52, 1.49, 1.51])
+    ]
+    found = outcomes(rows)
+    assert waterfall.steps(found) == []
+    assert shares.remedy(kinds.IDLE, rows[1]) == ""
+    lines = points.lines(found)
+    assert [line.benchmark for modes in markdown.leading(lines) for line in modes.values()] == ["gone", "gone"]

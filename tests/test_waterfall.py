@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from conftest import Main
 from test_comparability import judged
+from test_explain import explained
 from test_pairs import outcomes, sides
 from test_sessions import session
 
-from duel import modes
+from duel import kinds, modes
 from duel.catalogue import BENCHMARKS, DEVICE_KINDS, PRECISIONS, USE_CASES
 from duel.record import Row
-from duel.report import compare
+from duel.report import compare, explain
 from duel.report.waterfall import waterfalls
 from duel.results import Results
 
@@ -169,3 +170,19 @@ def test_one_command_plans_all_its_modes(main: Main) -> None:
 def test_what_a_waterfall_needs_is_said(main: Main, more: list[str], words: str) -> None:
     said = main("--benchmark", "resnet50", "--use_case", "1", "--mode", "waterfall", *more, "--dry_run")
     assert (said.returncode, words in said.stderr, "Traceback" in said.stderr) == (2, True, False)
+
+
+def test_what_modes_change_names_the_point_and_the_hours_between_them() -> None:
+    one, other = (
+        explained(mode, (f"threads={mode}", ""), {kinds.PRODUCT: seconds}, {kinds.PRODUCT: 1.0})
+        for mode, seconds in (("default", 2.0), ("tuned", 1.0))
+    )
+    for each, hour in ((one, 9), (other, 13)):
+        row, found = each.pairs[0][0]
+        each.pairs[0] = ((row.replace(started=f"2026-11-28T{hour:02d}:00:00Z", batch_size=8), found), each.pairs[0][1])
+    (text,) = explain.switched([one, other])
+    assert text.startswith("mnist (tiny, fp32), train_single, batch size ")
+    assert text.endswith("; 4.0 hours apart, which may be part of it")
+    row, found = other.pairs[0][0]
+    other.pairs[0] = ((row.replace(started="2026-11-28T09:20:00Z"), found), other.pairs[0][1])
+    assert "apart" not in explain.switched([one, other])[0]
