@@ -106,7 +106,7 @@ benchmark: ## begin a new benchmark, both sides of it: make benchmark NAME=mlp_m
 docs: test-env ## the documentation with search and API pages, in docs/_build (opens from disk)
 	@$(python) -m sphinx --quiet --fail-on-warning --builder html docs docs/_build
 
-golden: test-env ## rewrite tests/golden and the columns in results/README.md from the code
+golden: test-env ## rewrite what is generated: tests/golden, tables in docs and README, published tables and reports
 	@$(python) -m tests.golden.regenerate
 
 # The tests start daemons of their own: those of the packages neither start now (policy-rc.d) nor with the machine.

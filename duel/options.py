@@ -49,8 +49,9 @@ TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 SIZES = ("tiny", "full")
 MOST = 9_999_999  # largest count that an option accepts
 MOST_SESSIONS = 100
-# Seconds from the start of one session to that of the next. The least leaves half of them for its pairs.
 MAX = 0  # in place of a batch size: the largest that fits
+# Seconds from the start of one session to that of the next. The least leaves half an hour for its pairs: what begins
+# within SESSION_SECONDS of another's end joins that session.
 SPACING, LEAST_SPACING, MOST_SPACING = 2 * 3600, 3 * SESSION_SECONDS // 2, 14 * 24 * 3600
 # What other tools call the same things.
 FRAMEWORK_SYNONYMS = {"torch": "pytorch", "pt": "pytorch", "flax": "jax", "xla": "jax"}
@@ -225,7 +226,7 @@ def add_what(parser: Parser, several: bool) -> None:
         convert=batch_size_or_max if several else batch_size,
         default=(),
         metavar="N",
-        help="comma-separated batch sizes, one row each: per device under weak scaling, over all devices in a training "
+        help="comma-separated batch sizes, one row each: per device under weak scaling, in total with --dataset "
         "(default: the recipe's or the catalogue's); max: the largest that 'main.py fit' found to fit",
     )
     what.add_argument(
@@ -293,7 +294,12 @@ def add_device(parser: argparse._ActionsContainer) -> None:
 def _add_where(parser: Parser) -> None:
     where = parser.add_argument_group("where")
     add_device(where)
-    where.add_argument("--nodes", type=count, metavar="N", help="number of nodes, for use cases 2 and 4 (default: 1)")
+    where.add_argument(
+        "--nodes",
+        type=count,
+        metavar="N",
+        help="number of nodes, for use cases 2 and 4 (default: 1, or 2 of one device each where the target has them)",
+    )
     where.add_argument(
         "--devices", type=count, metavar="N", help="devices per node, for use cases 2 and 4 (default: all)"
     )

@@ -46,7 +46,7 @@ def check_training(
         for name in TRAINING:
             if getattr(args, name) is not None:
                 fitting = [name for name, takes in DATASETS.items() if set(takes) & set(benchmarks)]
-                parser.error(f"--{name} is for a training: it needs --dataset; valid: {', '.join(fitting) or 'none'}")
+                parser.error(f"--{name} needs --dataset; valid: {', '.join(fitting) or 'none'}")
         return
     takes = DATASETS[args.dataset]
     if wrong := [name for name in benchmarks if name not in takes]:
@@ -57,7 +57,7 @@ def check_training(
     if wrong_cases := [case for case in cases if case not in (TRAIN, TRAIN_MANY)]:
         parser.error(f"--dataset: use case {wrong_cases[0]} does not train; valid: {TRAIN} and {TRAIN_MANY}")
     if len(args.batch_sizes) > 1:
-        parser.error("--batch_sizes: a training takes one, the samples of a step over all devices")
+        parser.error("--batch_sizes: with --dataset a single one, the samples of a step over all devices")
     if args.dataset == "cora" and (args.batch_sizes or set(cases) & set(MANY)):
         parser.error("--dataset cora is one graph: a step takes all of it, on one device")
 

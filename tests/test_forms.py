@@ -114,7 +114,7 @@ def test_a_download_is_whole_and_right_or_leaves_what_was_there(tmp_path: Path, 
         datasets._fetch(replace(right, md5="0123"), path)
     with pytest.raises(UserError):
         datasets._fetch(replace(right, url=f"{published}/cut"), path)
-    with pytest.raises(UserError, match="is there a way to the internet"):
+    with pytest.raises(UserError, match="check the internet connection"):
         datasets._fetch(replace(right, url="http://127.0.0.1:1/"), path)
     assert path.read_bytes() == b"before"
     assert [file.name for file in path.parent.iterdir()] == ["file"]

@@ -64,7 +64,7 @@ def test_66_jobs_under_a_limit_of_20_all_end_with_nobody_there(site: Site) -> No
     ending(site, "")
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=20")
     said = site.main("--benchmark", "all", "--use_case", "1,3,5", "--preset", "smoke", DUEL_TAKES="5")
-    assert "20 of 66 were sent; the others wait: Slurm takes no more jobs now" in said
+    assert "20 of 66 jobs were submitted; the others wait: Slurm takes no more jobs now" in said
     runs = site.results.runs()
     assert len(runs) == 66
     site.wait(lambda: all(run.stored_status().state == "finished" for run in runs), 600)
@@ -115,8 +115,8 @@ def test_a_small_job_sends_where_the_site_wants_that(site: Site) -> None:
     small = '    sender: ["--partition=cpu", "--time=00:02:00", "--mem=100M", "--signal=B:USR1@30"]\n'
     ending(site, f"    max_jobs: 1\n{small}")
     said = site.main(*MNIST)
-    assert re.search(r"job \d+ sends what has to wait", said)
-    assert "1 of 2 were sent; the others wait: its target allows 1 jobs at once" in said
+    assert re.search(r"job \d+ will submit the waiting jobs", said)
+    assert "1 of 2 jobs were submitted; the others wait: its target allows 1 jobs at once" in said
     assert "' USR1\n" in (site.results.queue / "sender.sh").read_text(), "what its own line sends is trapped"
     runs = site.results.runs()
     site.wait(lambda: all(run.stored_status().state == "finished" for run in runs), 4 * POLL_SECONDS)
@@ -185,7 +185,7 @@ def test_runs_of_one_shape_are_an_array_whose_elements_end_by_themselves(site: S
 def test_of_an_array_larger_than_a_limit_is_sent_what_fits_and_the_rest_later(site: Site) -> None:
     ending(site, "    array: 100\n")
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=3")
-    assert "3 of 4 were sent; the others wait: Slurm takes no more jobs now" in site.main(*FOUR, DUEL_TAKES="3")
+    assert "3 of 4 jobs were submitted; the others wait: Slurm takes no more jobs" in site.main(*FOUR, DUEL_TAKES="3")
     runs = site.results.runs()
     site.wait(lambda: all(run.stored_status().state == "finished" for run in runs), 4 * POLL_SECONDS)
     arrays = [run.launch().array.rpartition("_")[0] for run in runs]

@@ -177,10 +177,10 @@ def test_what_a_submit_limit_leaves_over_is_sent_as_there_is_room_without_a_term
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=2")
     said = site.main(*FOUR)
     full = "Slurm takes no more jobs now (AssocMaxSubmitJobLimit, MaxSubmitJobs=2)"
-    assert f"2 of 4 were sent; the others wait: {full}" in said
+    assert f"2 of 4 jobs were submitted; the others wait: {full}" in said
     who = re.search(r"process \d+ on \S+", said)
     assert who is not None
-    assert f"{who[0]} sends what has to wait" in said
+    assert f"{who[0]} will submit the waiting jobs" in said
     runs = site.results.runs()
     assert {status["state"] for status in site.statuses().values()} == {"queued"}
     assert site.main("status").count(f"{full}; {who[0]} sends it") == 2
@@ -189,7 +189,7 @@ def test_what_a_submit_limit_leaves_over_is_sent_as_there_is_room_without_a_term
     assert f"warning: {full}" in again
     assert "continuing the submission of 4 jobs\n" in again
     said = site.main(*MNIST, "--precision", "bf16")
-    assert "0 of 2 were sent; the others wait: earlier submissions are sent first" in said
+    assert "0 of 2 jobs were submitted; the others wait: earlier submissions are sent first" in said
     assert who[0] in said, "one sender is enough"
     assert site.results.runs()[:4] == runs
     limit(site.slurm, "user", site.slurm.user, "MaxSubmitJobs=-1")
@@ -213,7 +213,7 @@ def test_resubmit_sends_what_waits_as_the_runs_that_they_are(
     site.target(*CPU, more="    sender: none\n")
     limit(site.slurm, kind, name, f"{option}=1")
     said = site.main(*MNIST)
-    assert f"1 of 2 were sent; the others wait: Slurm takes no more jobs now ({word})" in said
+    assert f"1 of 2 jobs were submitted; the others wait: Slurm takes no more jobs now ({word})" in said
     assert "'python main.py resubmit' sends them: the target starts no sender" in said
     assert "'python main.py resubmit' sends them: " in site.main("resubmit"), "there is no room yet"
     assert len(intent.names(site.results)) == 1

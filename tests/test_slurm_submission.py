@@ -230,7 +230,7 @@ def test_a_refusal_after_all_fails_the_run_with_sbatch_s_words_and_the_others_go
 
 def test_no_more_jobs_are_sent_than_the_target_takes_at_once(site: Site) -> None:
     site.target(*CPU, "--begin=now+1hour", more="    max_jobs: 1\n    sender: none\n")
-    assert "1 of 2 were sent; the others wait: its target allows 1 jobs at once (max_jobs)" in site.main(*MNIST)
+    assert "1 of 2 jobs were submitted; the others wait: its target allows 1 jobs at once" in site.main(*MNIST)
     assert "(max_jobs); 'python main.py resubmit' sends it" in site.main("status")
     site.main("resubmit")
     assert len(site.jobs()) == 1
@@ -245,7 +245,7 @@ def test_a_target_s_hours_are_kept(site: Site) -> None:
     now = time.localtime()
     closed = f"{(now.tm_hour + 2) % 24:02d}:00-{(now.tm_hour + 3) % 24:02d}:00"
     site.target(*CPU, "--begin=now+1hour", more=f"    hours: {closed}\n    sender: none\n")
-    assert f"0 of 2 were sent; the others wait: its target's hours begin at {closed[:5]}" in site.main(*MNIST)
+    assert f"0 of 2 jobs were submitted; the others wait: its target's hours begin at {closed[:5]}" in site.main(*MNIST)
     opened = f"{(now.tm_hour - 1) % 24:02d}:00-{(now.tm_hour + 2) % 24:02d}:00"
     site.target(*CPU, "--begin=now+1hour", more=f"    hours: {opened}\n    sender: none\n")
     site.main("resubmit")
@@ -296,7 +296,7 @@ def test_messages_that_get_lost_for_long_leave_runs_that_the_same_command_sends(
     driver = site.popen("-c", IMPATIENT, *MNIST)
     said = driver.communicate(timeout=120)[0]
     assert driver.returncode == 0, said
-    assert "0 of 2 were sent; the others wait: Slurm does not answer: " in said
+    assert "0 of 2 jobs were submitted; the others wait: Slurm does not answer: " in said
     assert {status["state"] for status in site.statuses().values()} == {"queued"}
     assert not site.jobs()
     (site.folder / "losing").unlink()

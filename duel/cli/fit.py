@@ -66,7 +66,7 @@ def options(parser: Parser) -> None:
         convert=batch_size,
         default=(),
         metavar="N",
-        help="samples over all chips (default: the benchmark's for a TPU)",
+        help="with --device, samples over all chips (default: the benchmark's for a TPU); else the size to begin with",
     )
     parser.add_argument(
         "--products",
@@ -88,7 +88,7 @@ def _chip(text: str) -> str:
     name = text.removeprefix(KIND)
     if name not in CHIPS:
         valid = ", ".join(f"{KIND}{chip}" for chip in CHIPS)
-        raise argparse.ArgumentTypeError(f"unknown chip {text!r}; valid: {valid}")
+        raise argparse.ArgumentTypeError(f"unknown chip {text!r}; valid: {valid}; for a device that is here, --target")
     return name
 
 

@@ -1,6 +1,6 @@
 """The options of the commands that read and publish records."""
 
-from duel.arguments import Parser
+from duel.arguments import Parser, Several
 from duel.options import add_selection, chosen, target_name
 from duel.recipes import DATASETS
 
@@ -39,7 +39,12 @@ def publish(parser: Parser) -> None:
 
 def report(parser: Parser) -> None:
     parser.add_argument(
-        "--name", nargs="+", default=[], metavar="SET", help="published sets (default: the rows in results.csv)"
+        "--name",
+        action=Several,
+        convert=lambda text: (text,),
+        default=(),
+        metavar="SET",
+        help="published sets (default: the rows in results.csv)",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
@@ -50,7 +55,14 @@ def report(parser: Parser) -> None:
 
 def reproduce(parser: Parser) -> None:
     bundle(parser)
-    parser.add_argument("--point", nargs="+", default=[], metavar="ID", help="only these points (default: all)")
+    parser.add_argument(
+        "--point",
+        action=Several,
+        convert=lambda text: (text,),
+        default=(),
+        metavar="ID",
+        help="only these points (default: all)",
+    )
     parser.add_argument(
         "--target", type=target_name, metavar="NAME", help="entry of cluster.yaml (default: as published)"
     )

@@ -84,6 +84,8 @@ def mode() -> str:
         others = f"{switches[switch.name]}; " if switch.name in switches else ""
         if switch.meaning not in others:
             switches[switch.name] = f"{others}{switch.meaning} ({switch.framework})"
+        elif switch.framework not in others.rpartition("(")[2]:  # both sides have it
+            switches[switch.name] = f"{others.removesuffix('); ')} and {switch.framework})"
     return (
         f"--mode NAME, with switches turned on and off by + and -, or set by =\n\n{_table(lines)}\n\nSwitches, as in "
         f"default+compile, tuned-channels_last, default+threads=1:\n\n{_table(switches)}\n\n"

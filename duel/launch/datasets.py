@@ -90,7 +90,7 @@ def _fetch(file: File, path: Path) -> None:
             if digest.hexdigest() != file.md5:
                 raise UserError(f"{file.url}: its checksum is {digest.hexdigest()}, published is {file.md5}; try again")
     except urllib.error.URLError as error:
-        raise UserError(f"{file.url}: {error.reason}; is there a way to the internet, or a proxy to set?") from None
+        raise UserError(f"{file.url}: {error.reason}; check the internet connection and proxy settings") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
 

@@ -104,7 +104,8 @@ def remarks(left_out: list[str], target: Target, name: str, lines: list[str]) ->
                 )
         elif variable == "WANDB_API_KEY":
             notes.append(
-                "WANDB_API_KEY is not passed to jobs, where others could read it: 'wandb login' stores the key"
+                "WANDB_API_KEY is not passed to jobs, where others could read it: "
+                "'.venv/driver/bin/python -m wandb login' stores the key"
             )
     if used := _used(left_out, target):
         notes.append(

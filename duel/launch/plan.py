@@ -163,7 +163,7 @@ def _modes(args: argparse.Namespace, name: str, target: Target, benchmark: str, 
 
 
 def _devices(args: argparse.Namespace, name: str, target: Target) -> tuple[int, int]:
-    """Return the nodes, and the devices per node, of a multi-device use case: by default all devices of one node."""
+    """Return the nodes, and the devices per node, of a use case on many; by default all of one node, or one of two."""
     nodes, devices = args.nodes or 1, args.devices or target.devices_per_node[-1]
     if args.nodes is None and devices == 1:
         nodes = min(target.nodes, 2)

@@ -80,7 +80,7 @@ def follow_up(target: Target, runs: Sequence[Run], results: Results, say: Say) -
     left = [run.id for run in runs if not intent.decided(run)]
     if left:
         waits = next((noted.waits for noted in intent.waiting(results).values() if left[0] in noted.runs), "")
-        say(f"{len(runs) - len(left)} of {len(runs)} were sent; the others wait: {waits}")
+        say(f"{len(runs) - len(left)} of {len(runs)} jobs were submitted; the others wait: {waits}")
         say(ensure(target, results))
 
 
@@ -115,7 +115,7 @@ def ensure(target: Target, results: Results) -> str:
         who = _detach(results)
     elif not who:
         who = _submitted() or _submit(target, results)
-    return f"{who} sends what has to wait; 'python main.py status' shows it"
+    return f"{who} will submit the waiting jobs; 'python main.py status' shows them"
 
 
 def _detach(results: Results) -> str:

@@ -41,7 +41,7 @@ def save(entity: str, project: str) -> str:
     import wandb
 
     if not wandb.login(prompt=False, verify=False):
-        raise UserError("no Weights & Biases key here: 'wandb login' stores one")
+        raise UserError("no Weights & Biases key here: '.venv/driver/bin/python -m wandb login' stores one")
     built = build(entity, project)
     try:
         return str(built.save().url)
