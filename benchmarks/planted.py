@@ -39,9 +39,9 @@ class Plant(NamedTuple):
 
 # Each makes the step longer by more than a third, so that what it adds stands out from how steps vary. What XLA would
 # see through, such as the same work twice or two transposes that cancel, is not slow: JAX gets other values each time,
-# PyTorch is eager. No plant takes memory of its own: with it, the convolutions beside took less, presumably because they
-# found theirs mapped. The transposes are of 16 samples, since of those of one, or four, a third of the time went into
-# starting them.
+# PyTorch is eager. Copies and sums take no memory of their own: with it, the convolutions beside them took less,
+# presumably because they found theirs mapped. The transposes are of 16 samples, since of those of one, or four, a third
+# of the time went into starting them.
 PLANTS = {
     "needless transposes": Plant(
         *("pytorch", "cifar10", "copy and layout", "", "pytorch/models/cifar10.py"),
