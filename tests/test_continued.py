@@ -191,12 +191,12 @@ def test_a_node_that_a_target_does_not_let_us_avoid_is_not_said_to_be_avoided(re
     run.write_launch(slurm=SlurmWord(state="NODE_FAIL", kind="ended", cause="infrastructure", nodes="n7"))
     found = decision(results)
     described = cluster.load(ROOT / "cluster.yaml")
-    assert "; avoiding n7; attempt 2 of 3" in attempts.allowed(found, described).words
+    assert "; avoiding n7; attempt 2 of 3" in attempts.allowed(found, described, attempts.of_partition).words
     shut = described.targets["local"].model_copy(update={"without": ["--exclude"]})
     described = described.model_copy(update={"targets": described.targets | {"local": shut}})
-    words = attempts.allowed(found, described).words
+    words = attempts.allowed(found, described, attempts.of_partition).words
     assert "; its target forbids --exclude, so it may run again on n7; attempt 2 of 3" in words
-    assert attempts.allowed(found, described).job is not None
+    assert attempts.allowed(found, described, attempts.of_partition).job is not None
 
 
 def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:
@@ -240,7 +240,7 @@ def test_the_only_node_of_a_partition_is_not_avoided(
     monkeypatch.setattr(preflight, "partition_names", lambda lines: ["h100"])
     monkeypatch.setattr(nodes, "of_partitions", lambda names: members)
     monkeypatch.setattr(nodes, "expanded", lambda names: names.split(","))
-    found = attempts.allowed(decision(results), SITE)
+    found = attempts.allowed(decision(results), SITE, attempts.of_partition)
     assert found.job is not None
     assert (found.job.changes == ("--exclude=n7",)) is avoids
     assert ("avoiding n7" in found.words) is avoids
@@ -250,11 +250,16 @@ def test_the_only_node_of_a_partition_is_not_avoided(
 def test_a_doubled_time_limit_stays_within_its_partition_s(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     run = interrupted(results, 0, why="time limit", job=dataclasses.replace(JOB, target="site"))
     run.write_launch(slurm=SlurmWord(state="TIMEOUT", kind="ended", cause="time limit", limit="00:40:00"))
-    for most, expected in ((60.0, ("--time=01:00:00",)), (200.0, ("--time=01:20:00",))):
-        monkeypatch.setattr(preflight, "most_minutes", lambda lines, most=most: most)
-        found = attempts.allowed(decision(results), SITE)
-        assert found.job is not None
-        assert found.job.changes == expected
+    own = SITE.targets["site"].model_copy(update={"directives": ["--time=00:40:00"]})
+    for described in (SITE, SITE.model_copy(update={"targets": {"site": own}})):
+        for most, expected in ((60.0, ("--time=01:00:00",)), (200.0, ("--time=01:20:00",))):
+            monkeypatch.setattr(preflight, "most_minutes", lambda lines, most=most: most)
+            found = attempts.allowed(decision(results), described, attempts.of_partition)
+            assert found.job is not None
+            assert found.job.changes == expected
+    found = attempts.allowed(decision(results), described, attempts.most_minutes)
+    assert found.job is None, "a study keeps to the target's own limit"
+    assert found.words.endswith("; not started: that was the longest that target 'site' allows")
 
 
 def test_a_training_goes_on_with_the_switches_that_it_began_with(results: Results) -> None:

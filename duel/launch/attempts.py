@@ -1,5 +1,6 @@
 """The next attempt of a run that did not finish, and what its target allows of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from duel.job import Job
@@ -8,6 +9,7 @@ from duel.launch.schema import Cluster, Target
 from duel.launch.views import RunView
 
 AVOIDING = "; avoiding "
+Longest = Callable[[Job, Target], float | None]
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,20 @@ class Decision:
     continues: bool = False  # the run itself, with the rows that it has
 
 
-def allowed(decision: Decision, cluster: Cluster) -> Decision:
-    """Return the decision as its target allows it, without a job if nothing of it can be started."""
+def allowed(decision: Decision, cluster: Cluster, longest: Longest) -> Decision:
+    """Return the decision as its target allows it, without a job if nothing of it can be started.
+
+    ``longest`` says how many minutes a job may ask for: what its partition allows, or less.
+    """
     decision = _possible(decision, cluster)
-    for change in (_with_a_node_left, _within_limit):
-        target = cluster.targets[decision.job.target] if decision.job else None
-        if decision.job and target and target.scheduler == "slurm":
-            decision = change(decision, decision.job, target)
-    return decision
+    if decision.job is None or cluster.targets[decision.job.target].scheduler == "local":
+        return decision
+    target = cluster.targets[decision.job.target]
+    job = _with_a_node_left(decision.job, target)
+    words = decision.words
+    if job != decision.job:
+        words = words.replace(AVOIDING, "; there is no other node, so it may run again on ")
+    return _within_limit(replace(decision, job=job, words=words), job, lambda: longest(job, target))
 
 
 def _possible(decision: Decision, cluster: Cluster) -> Decision:
@@ -53,28 +61,27 @@ def _possible(decision: Decision, cluster: Cluster) -> Decision:
     return replace(decision, job=None, words=f"{decision.words}; not started: {gone}")
 
 
-def _with_a_node_left(decision: Decision, job: Job, target: Target) -> Decision:
-    """Return the decision, avoiding no node if its partition then has too few: Slurm would refuse it."""
+def _with_a_node_left(job: Job, target: Target) -> Job:
+    """Return ``job``, avoiding no node if its partition then has too few: Slurm would refuse it."""
     avoided, lines = directives.value(job.changes, "--exclude"), target.for_job(job).directives
     if not avoided:
-        return decision
+        return job
     if named := directives.value(lines, "--nodelist"):
         there = nodes.expanded(named)
     else:
         there = [node.name for node in nodes.of_partitions(preflight.partition_names(lines))]
     if not there or len(set(there) - set(nodes.expanded(avoided))) >= job.nodes:
-        return decision
-    words = decision.words.replace(AVOIDING, "; there is no other node, so it may run again on ")
-    return replace(decision, job=replace(job, changes=without(job.changes, "--exclude")), words=words)
+        return job
+    return replace(job, changes=without(job.changes, "--exclude"))
 
 
-def _within_limit(decision: Decision, job: Job, target: Target) -> Decision:
-    """Return the decision with no longer a time limit than its target allows; without a job if that had it already.
+def _within_limit(decision: Decision, job: Job, longest: Callable[[], float | None]) -> Decision:
+    """Return the decision with a time limit of ``longest`` minutes at most; without a job if that was not enough.
 
     Slurm would refuse it, and with it all other jobs of the target.
     """
     asked = directives.minutes(directives.value(job.changes, "--time") or "")
-    most = most_minutes(job, target) if asked is not None else None
+    most = longest() if asked is not None else None  # Slurm is asked
     if asked is None or most is None or asked <= most:
         return decision
     if asked >= 2 * most:  # it is twice what was not enough
@@ -83,6 +90,11 @@ def _within_limit(decision: Decision, job: Job, target: Target) -> Decision:
     limit = f"--time={directives.limit(most)}"
     changes = directives.replace(list(job.changes), [limit])
     return replace(decision, job=replace(job, changes=tuple(changes)), words=f"{decision.words}, at most {limit}")
+
+
+def of_partition(job: Job, target: Target) -> float | None:
+    """Return the longest time limit that the partition allows; None if that is not known."""
+    return preflight.most_minutes(target.for_job(job).directives)
 
 
 def most_minutes(job: Job, target: Target) -> float | None:
