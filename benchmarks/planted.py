@@ -66,11 +66,11 @@ PLANTS = {
             r"(.*\.)?(bn\d|downsample\.1)",
             "jax/models/_layers.py",
         ),
-        "        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))\n        if train:\n            axis",
-        "        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))\n"
-        "        still = jax.lax.stop_gradient(wide)\n"
-        "        wide = wide + 1e-6 * sum(jnp.tanh(still * (1 + 0.001 * n)).mean() for n in range(32))\n"
-        "        if train:\n            axis",
+        "            self._follow(self.running_mean, mean)\n",
+        "            still, shift = jax.lax.stop_gradient((wide, mean))\n"
+        "            sums = [jnp.tanh(still - (1 + 0.001 * n) * shift).mean((0, 1, 2)) for n in range(32)]\n"
+        "            mean = mean + 1e-6 * sum(sums)\n"
+        "            self._follow(self.running_mean, mean)\n",
     ),
     "a sleep between steps": Plant(
         *("pytorch", "cifar10", "idle", "", "pytorch/training.py"),
