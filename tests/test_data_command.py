@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 import real_pictures
 from conftest import Main
 from test_data_sets import cut
+
+from duel.data import pictures
+from duel.data.samples import DataError
 
 
 def test_data_says_what_is_there_and_what_is_not(main: Main, checkout: Path) -> None:
@@ -51,3 +55,16 @@ def test_the_digits_are_found_where_the_frameworks_are(main: Main, checkout: Pat
     assert none.returncode == 2
     assert "looked in the frameworks' environments" in none.stderr
     assert "'make envs'" in none.stderr
+
+
+def test_a_hugging_face_cache_that_cannot_be_written_is_not_one_without_the_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import datasets
+
+    def refused(name: str) -> None:
+        raise PermissionError(13, "Permission denied", "/shared/hf/lock")
+
+    monkeypatch.setattr(datasets, "load_dataset", refused)
+    with pytest.raises(DataError, match=r"Permission denied.*; the library writes to its cache"):
+        pictures.of_hugging_face("somebody/something", download=False)

@@ -69,19 +69,6 @@ def test_hugging_faces_form_gives_the_same(tmp_path: Path) -> None:
     assert pictures.of_hugging_face("nobody/nothing-of-this-name", download=False) is None
 
 
-def test_a_hugging_face_cache_that_cannot_be_written_is_not_one_without_the_data(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import datasets
-
-    def refused(name: str) -> None:
-        raise PermissionError(13, "Permission denied", "/shared/hf/lock")
-
-    monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(DataError, match=r"Permission denied.*; the library writes to its cache"):
-        pictures.of_hugging_face("somebody/something", download=False)
-
-
 def test_grey_cmyk_and_turned_pictures_become_upright_rgb() -> None:
     china = real_pictures.photographs()[0].crop((100, 50, 300, 190))
     plain = pictures.decoded(real_pictures.jpeg(china), 512)

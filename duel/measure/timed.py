@@ -153,7 +153,7 @@ def _beside(*names: str) -> Callable[[Callable[[Measurement], Columns]], Callabl
         def guarded(m: Measurement) -> Columns:
             try:
                 return stage(m)
-            except Exception as error:
+            except Exception as error:  # frameworks have many classes for no memory; all else is raised again
                 if kind_of(repr(error)) != "out of memory":
                     raise
                 m.unproved += ["a rate within the measured ceiling (out of memory)"] if "mfu" in names else []
