@@ -110,3 +110,20 @@ def test_a_rate_above_the_ceiling_is_measured_once_more_and_then_disproved(monke
             with pytest.raises(Disproved, match="5 times the measured ceiling"):
                 timed.utilise(m)
         assert len(calls) == times
+
+
+def test_what_needs_more_memory_than_the_step_leaves_the_row_standing() -> None:
+    m: Any = SimpleNamespace(unproved=[])
+
+    def full(m: Any) -> dict[str, Any]:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    found = timed._beside("mfu", "bound")(full)(m)
+    assert found == {"missing": dict.fromkeys(("mfu", "bound"), "out of memory, beside what the step needs")}
+    assert m.unproved == ["a rate within the measured ceiling (out of memory)"]
+
+    def wrong(m: Any) -> dict[str, Any]:
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        timed._beside("mfu")(wrong)(m)
