@@ -39,18 +39,24 @@ def next_batch(first: int, low: int, high: int, step: int = 1, expected: int = 0
     """
     if not high:
         near = min(expected * 15 // 16, MOST_AHEAD * low)
-        size = near if low < near else low + max(step, low // 8) if low < expected else 2 * low
+        size = near if low < _round(near, step) else low + max(step, low // 8) if low < expected else 2 * low
         size = min(size, first << MOST_DOUBLINGS)
-        size = size if size >= low + step else 0
     elif not low:
         size = high // 2
     elif high - low > max(step, low // 8):
         size = (low + high) // 2 if high <= 4 * low else math.isqrt(low * high)
     else:
         return None
-    # Six digits of the binary number: it has divisors, as microbatches must be, and is within a thirty-second.
-    size -= size % (1 << max(0, size.bit_length() - 6))
-    return size // step * step or None
+    size = _round(size, step)
+    return size if low < size else None  # what is known to fit is not tried again
+
+
+def _round(size: int, step: int) -> int:
+    """Return the multiple of ``step`` at or below the first six digits of the binary number ``size``.
+
+    So it has divisors, as microbatches must be, and is within a thirty-second, or a step.
+    """
+    return (size >> (few := max(0, size.bit_length() - 6)) << few) // step * step
 
 
 def expected_batch(planned: Mapping[int, int], memory_bytes: int) -> int:

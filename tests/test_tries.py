@@ -1,0 +1,53 @@
+"""Which batch is tried next to find the largest that fits."""
+
+import pytest
+
+from duel.tries import expected_batch, next_batch
+
+
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("most", [4, 7, 64, 100, 1000])
+def test_batches_are_doubled_and_then_halved(most: int, step: int) -> None:
+    low, high, tried = 0, 0, []
+    size: int | None = 32
+    while size:
+        tried.append(size)
+        assert len(tried) <= 14
+        low, high = (size, high) if size <= most else (low, size)
+        size = next_batch(32, low, high, step)
+    assert max(0, most * 8 / 9 - step) <= low <= most
+    assert all(size % step == 0 for size in tried)
+
+
+@pytest.mark.parametrize("most", [70, 1000, 20000])
+@pytest.mark.parametrize("bent", [0.9, 1.0, 1.1])
+def test_a_plan_saves_most_of_the_tries(most: int, bent: float) -> None:
+    """Also if memory does not grow by the line that the plans of small batches are on."""
+    low, high, tried = 0, 0, 0
+    plans: dict[int, int] = {}
+    size: int | None = 32
+    while size:
+        tried += 1
+        assert tried <= 9, "by doubling it is up to fourteen"
+        if size <= most:
+            low, plans[size] = size, 1000 + 10 * size
+        else:
+            high = size
+        size = next_batch(32, low, high, 1, expected_batch(plans, int(1000 + 10 * most * bent)))
+    assert most * 8 / 9 - 1 <= low <= most
+
+
+@pytest.mark.parametrize("step", [1, 6])
+def test_no_batch_is_tried_twice_where_the_one_expected_is_next_to_one_that_fits(step: int) -> None:
+    """Rounding one down must not come to that which fits."""
+    for low in range(step, 3000, step):
+        for expected in (low + 1, low + low // 15, low + low // 14, 2 * low):
+            following = next_batch(low, low, 0, step, expected)
+            assert following is not None
+            assert following > low
+
+
+def test_what_never_fits_and_what_always_does_come_to_an_end() -> None:
+    assert next_batch(32, 0, 1) is None
+    assert next_batch(32, 0, 4, step=4) is None
+    assert next_batch(32, 32 << 14, 0) is None
