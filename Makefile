@@ -40,7 +40,7 @@ test: tools test-env envs opacus tpu-env ## all tests but those of 'make test-fu
 	@$(python) -m pytest
 
 test-full: tools test-env envs opacus tpu-env ## what 'make test' leaves out: proofs at full size and the like (hours on two cores, 20 GiB)
-	@$(python) -m pytest -m full -n0 -raP
+	@$(python) -m pytest -m full -n0 -raP --timeout=0
 
 check: test-env envs ## ruff, mypy and the import contracts
 	@$(python) -m ruff check
