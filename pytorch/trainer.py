@@ -86,13 +86,12 @@ class Trainer(Training):
         done.record()
         return there, done
 
-    def loss(self, handle: Any) -> float:
-        """Return the loss of ``handle``; all ranks must call this together."""
+    def _over_all(self, handle: Any) -> torch.Tensor:
         if not isinstance(handle, tuple):
-            return super().loss(handle)
+            return super()._over_all(handle)
         there, done = handle
         done.synchronize()
-        return float(there)
+        return there
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> tuple[float, int, int]:

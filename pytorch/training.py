@@ -54,10 +54,14 @@ class Training(Network):
 
     def loss(self, handle: Any) -> float:
         """Return the loss of ``handle``, over all devices: if there are several, all must call this together."""
+        return float(self._over_all(handle))
+
+    def _over_all(self, handle: Any) -> torch.Tensor:
+        """Return the loss of ``handle``, over all devices."""
         if self._world.size > 1:
             handle = handle.clone()
             torch.distributed.all_reduce(handle)
-        return float(handle)
+        return handle
 
     def moments(self) -> dict[str, npt.NDArray[Any]]:
         """Return, by trainable parameter, what the optimizer keeps of its gradients: momentum, AdamW's first moment."""
