@@ -13,6 +13,7 @@ from duel.catalogue import PAIRED
 from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import attempts, cluster, nodes, preflight, resubmit, state, submit
+from duel.launch.attempts import Decision
 from duel.launch.schema import Cluster
 from duel.launch.submit import Before
 from duel.launch.views import RunView
@@ -46,7 +47,7 @@ def interrupted(results: Results, finished: int, why: str = "warned", job: Job =
     return run
 
 
-def decision(results: Results, *named: str) -> attempts.Decision:
+def decision(results: Results, *named: str) -> Decision:
     views = [state._own(run) for run in results.runs()]
     (found,) = resubmit.decide(views, views, set(named), None)
     return found
@@ -186,17 +187,22 @@ def test_a_run_here_that_the_kernel_killed_is_not_told_of_slurms_options(results
     assert found.words.endswith("; this machine's memory ran out: a smaller batch or size would help")
 
 
+def allowed(found: Decision, described: Cluster, own: bool = False) -> Decision:
+    (only,) = attempts.allowed([found], described, own)
+    return only
+
+
 def test_a_node_that_a_target_does_not_let_us_avoid_is_not_said_to_be_avoided(results: Results) -> None:
     run = interrupted(results, 0, why="infrastructure")
     run.write_launch(slurm=SlurmWord(state="NODE_FAIL", kind="ended", cause="infrastructure", nodes="n7"))
     found = decision(results)
     described = cluster.load(ROOT / "cluster.yaml")
-    assert "; avoiding n7; attempt 2 of 3" in attempts.allowed(found, described, attempts.of_partition).words
+    assert "; avoiding n7; attempt 2 of 3" in allowed(found, described).words
     shut = described.targets["local"].model_copy(update={"without": ["--exclude"]})
     described = described.model_copy(update={"targets": described.targets | {"local": shut}})
-    words = attempts.allowed(found, described, attempts.of_partition).words
+    words = allowed(found, described).words
     assert "; its target forbids --exclude, so it may run again on n7; attempt 2 of 3" in words
-    assert attempts.allowed(found, described, attempts.of_partition).job is not None
+    assert allowed(found, described).job is not None
 
 
 def test_pairs_before_and_after_an_interruption_are_two_sessions() -> None:
@@ -229,18 +235,29 @@ SITE = Cluster.model_validate(
 )
 
 
-@pytest.mark.parametrize(("others", "avoids"), [((), False), (("n8",), True)])
-def test_the_only_node_of_a_partition_is_not_avoided(
-    results: Results, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], avoids: bool
+@pytest.mark.parametrize(
+    ("others", "lines", "avoids"),
+    [
+        ((), [], False),
+        (("n8",), [], True),
+        (("n8",), ["--gres=gpu:1"], False),  # which n8 has not
+        (("n8",), ["--nodelist=n7,n8"], False),  # both lists would overlap
+        (("n8",), ["--nodelist=n8"], True),
+    ],
+)
+def test_a_node_is_avoided_only_where_slurm_would_still_take_the_job(
+    results: Results, monkeypatch: pytest.MonkeyPatch, others: tuple[str, ...], lines: list[str], avoids: bool
 ) -> None:
     """By a stand-in for 'scontrol show': Slurm would refuse the job, and with it all others of the target."""
     run = interrupted(results, 0, why="infrastructure", job=dataclasses.replace(JOB, target="site"))
     run.write_launch(slurm=SlurmWord(state="NODE_FAIL", kind="ended", cause="infrastructure", nodes="n7"))
-    members = [nodes.Node(name, ("h100",), "IDLE", "", 8, 1000, "") for name in ("n7", *others)]
+    members = [nodes.Node("n7", ("h100",), "DOWN", "", 8, 1000, "gpu:4")]
+    members += [nodes.Node(name, ("h100",), "IDLE", "", 8, 1000, "") for name in others]
+    target = SITE.targets["site"].model_copy(update={"directives": lines})
     monkeypatch.setattr(preflight, "partition_names", lambda lines: ["h100"])
     monkeypatch.setattr(nodes, "of_partitions", lambda names: members)
     monkeypatch.setattr(nodes, "expanded", lambda names: names.split(","))
-    found = attempts.allowed(decision(results), SITE, attempts.of_partition)
+    found = allowed(decision(results), SITE.model_copy(update={"targets": {"site": target}}))
     assert found.job is not None
     assert (found.job.changes == ("--exclude=n7",)) is avoids
     assert ("avoiding n7" in found.words) is avoids
@@ -254,12 +271,49 @@ def test_a_doubled_time_limit_stays_within_its_partition_s(results: Results, mon
     for described in (SITE, SITE.model_copy(update={"targets": {"site": own}})):
         for most, expected in ((60.0, ("--time=01:00:00",)), (200.0, ("--time=01:20:00",))):
             monkeypatch.setattr(preflight, "most_minutes", lambda lines, most=most: most)
-            found = attempts.allowed(decision(results), described, attempts.of_partition)
+            found = allowed(decision(results), described)
             assert found.job is not None
             assert found.job.changes == expected
-    found = attempts.allowed(decision(results), described, attempts.most_minutes)
+    found = allowed(decision(results), described, own=True)
     assert found.job is None, "a study keeps to the target's own limit"
     assert found.words.endswith("; not started: that was the longest that target 'site' allows")
+    lifted = own.model_copy(update={"directives": ["--time=00:40:00", "--qos=long"]})
+    monkeypatch.setattr(preflight, "most_minutes", lambda lines: 40.0)
+    found = allowed(decision(results), SITE.model_copy(update={"targets": {"site": lifted}}))
+    assert found.job is not None, "a QOS may lift the partition's limit"
+
+
+def test_an_attempt_keeps_the_longer_time_limit_of_the_one_before(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node failed, so that the target's own limit, which the one before went beyond, was not the cause."""
+    job = dataclasses.replace(JOB, target="site", attempt=2, changes=("--time=01:20:00",))
+    interrupted(results, 0, why="infrastructure", job=job)
+    own = SITE.targets["site"].model_copy(update={"directives": ["--time=00:40:00"]})
+    described = SITE.model_copy(update={"targets": {"site": own}})
+    for most, limit in ((240.0, "--time=01:20:00"), (60.0, "--time=01:00:00"), (30.0, "--time=00:30:00")):
+        monkeypatch.setattr(preflight, "most_minutes", lambda lines, most=most: most)
+        found = allowed(decision(results), described, own=True)
+        assert found.job is not None
+        assert found.job.changes == (limit,)
+
+
+def test_one_run_that_its_target_takes_no_more_leaves_the_others(results: Results) -> None:
+    interrupted(results, 0, why="infrastructure", job=dataclasses.replace(JOB, target="site", devices_per_node=4))
+    found = allowed(decision(results), SITE)
+    assert found.job is None
+    assert "; not started: target 'site' has at most 1 device per node, but 4 were asked for" in found.words
+
+
+def test_slurm_is_asked_once_about_all_jobs_of_a_partition(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(preflight, "partition_names", lambda lines: ["h100"])
+    monkeypatch.setattr(nodes, "of_partitions", lambda names: asked.append(names) or [])
+    monkeypatch.setattr(nodes, "expanded", lambda names: names.split(","))
+    run = interrupted(results, 0, why="infrastructure", job=dataclasses.replace(JOB, target="site"))
+    run.write_launch(slurm=SlurmWord(state="NODE_FAIL", kind="ended", cause="infrastructure", nodes="n7"))
+    attempts.allowed([decision(results)] * 3, SITE)
+    assert asked == [["h100"]]
 
 
 def test_a_training_goes_on_with_the_switches_that_it_began_with(results: Results) -> None:

@@ -138,6 +138,7 @@ def test_devices_that_cannot_be_listed_are_a_failure(tmp_path: Path, answer: str
         ("580.65.06", "9.0", "cuda13"),
         ("550.54.15", "9.0", "cuda12"),
         ("580.65.06", "7.0", "cuda12"),
+        ("580.65.06", "9.0\n7.0", "cuda12"),
         ("580.65.06", "[N/A]", "cuda13"),
     ],
 )

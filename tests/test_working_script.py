@@ -93,7 +93,14 @@ def test_only_the_gpus_of_a_gres_are_counted(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("tasks", "cpus"),
-    [("", 8), ("--ntasks-per-node=1", 8), ("--ntasks=1", 8), ("--ntasks-per-node=2", 16), ("--ntasks-per-node=4", 32)],
+    [
+        ("", 8),
+        ("--ntasks-per-node=1", 8),
+        ("--ntasks=1", 8),
+        ("--ntasks-per-node=2", 16),
+        ("--ntasks-per-node=4", 32),
+        ("--ntasks-per-gpu=1", 32),
+    ],
 )
 def test_the_cpus_of_few_tasks_are_shared_among_those_of_all_devices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tasks: str, cpus: int
@@ -104,6 +111,7 @@ def test_the_cpus_of_few_tasks_are_shared_among_those_of_all_devices(
     assert [line for line in lines if line.startswith("--ntasks")] in (
         ["--ntasks-per-node={tasks_per_node}"],
         ["--ntasks={tasks}"],
+        [tasks],
     )
 
 

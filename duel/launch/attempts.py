@@ -1,15 +1,18 @@
 """The next attempt of a run that did not finish, and what its target allows of it."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from duel.errors import UserError
 from duel.job import Job
 from duel.launch import directives, nodes, preflight
 from duel.launch.schema import Cluster, Target
 from duel.launch.views import RunView
 
 AVOIDING = "; avoiding "
-Longest = Callable[[Job, Target], float | None]
+# Of a target's lines, those that decide in which nodes it may run, and how long.
+WHERE = {"--partition", "--qos"}
 
 
 @dataclass(frozen=True)
@@ -23,20 +26,45 @@ class Decision:
     continues: bool = False  # the run itself, with the rows that it has
 
 
-def allowed(decision: Decision, cluster: Cluster, longest: Longest) -> Decision:
-    """Return the decision as its target allows it, without a job if nothing of it can be started.
+class Asked:
+    """What Slurm says of the nodes and the limits of targets; it is asked once about each partition."""
 
-    ``longest`` says how many minutes a job may ask for: what its partition allows, or less.
+    def __init__(self) -> None:
+        self._members = functools.cache(lambda where: nodes.of_partitions(preflight.partition_names([*where])))
+        self._minutes = functools.cache(lambda where: preflight.most_minutes([*where]))
+
+    def members(self, lines: Iterable[str]) -> list[nodes.Node]:
+        """Return the nodes in which a job with ``lines`` may run; none if Slurm does not list them."""
+        return self._members(_where(lines))
+
+    def most_minutes(self, lines: list[str]) -> float | None:
+        """Return the longest time limit that the partitions allow; None if that is not known, or a QOS may lift it."""
+        return None if directives.value(lines, "--qos") else self._minutes(_where(lines))
+
+
+def _where(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(line for line in lines if WHERE & {*directives.names(line)})
+
+
+def allowed(decisions: Iterable[Decision], cluster: Cluster, own: bool = False) -> list[Decision]:
+    """Return the decisions as their targets allow them, without a job if nothing of one can be started.
+
+    ``own``: a longer time limit is proposed within the target's own only, not up to what its partition allows.
     """
+    asked = Asked()
+    return [_allowed(decision, cluster, own, asked) for decision in decisions]
+
+
+def _allowed(decision: Decision, cluster: Cluster, own: bool, asked: Asked) -> Decision:
     decision = _possible(decision, cluster)
     if decision.job is None or cluster.targets[decision.job.target].scheduler == "local":
         return decision
     target = cluster.targets[decision.job.target]
-    job = _with_a_node_left(decision.job, target)
+    job = _with_a_node_left(decision.job, target, asked)
     words = decision.words
     if job != decision.job:
         words = words.replace(AVOIDING, "; there is no other node, so it may run again on ")
-    return _within_limit(replace(decision, job=job, words=words), job, lambda: longest(job, target))
+    return _within_limit(replace(decision, job=job, words=words), job, target, own, asked)
 
 
 def _possible(decision: Decision, cluster: Cluster) -> Decision:
@@ -49,6 +77,8 @@ def _possible(decision: Decision, cluster: Cluster) -> Decision:
         gone = (
             f"its target {decision.job.target!r} is no longer in cluster.yaml, which has {', '.join(cluster.targets)}"
         )
+    elif refused := _refused(decision.job, cluster.targets[decision.job.target]):
+        gone = refused
     else:
         forbidden = cluster.targets[decision.job.target].without
         lost = [c for c in decision.job.changes if set(directives.names(c)) & set(forbidden)]
@@ -61,30 +91,43 @@ def _possible(decision: Decision, cluster: Cluster) -> Decision:
     return replace(decision, job=None, words=f"{decision.words}; not started: {gone}")
 
 
-def _with_a_node_left(job: Job, target: Target) -> Job:
-    """Return ``job``, avoiding no node if its partition then has too few: Slurm would refuse it."""
-    avoided, lines = directives.value(job.changes, "--exclude"), target.for_job(job).directives
+def _refused(job: Job, target: Target) -> str:
+    """Say why the target, as it is now, does not take ``job``; empty if it does."""
+    try:
+        target.for_job(job)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _with_a_node_left(job: Job, target: Target, asked: Asked) -> Job:
+    """Return ``job``, avoiding no node if Slurm would then refuse it: too few are left, or one is asked for by name."""
+    avoided = directives.value(job.changes, "--exclude")
     if not avoided:
         return job
+    lines, shut = target.for_job(job).directives, set(nodes.expanded(avoided))
     if named := directives.value(lines, "--nodelist"):
-        there = nodes.expanded(named)
+        refused = bool(shut & set(nodes.expanded(named)))
     else:
-        there = [node.name for node in nodes.of_partitions(preflight.partition_names(lines))]
-    if not there or len(set(there) - set(nodes.expanded(avoided))) >= job.nodes:
-        return job
-    return replace(job, changes=without(job.changes, "--exclude"))
+        members = asked.members(lines)
+        left = [node for node in members if node.name not in shut]
+        refused = bool(members) and (len(left) < job.nodes or nodes.too_much(lines, left) is not None)
+    return replace(job, changes=without(job.changes, "--exclude")) if refused else job
 
 
-def _within_limit(decision: Decision, job: Job, longest: Callable[[], float | None]) -> Decision:
-    """Return the decision with a time limit of ``longest`` minutes at most; without a job if that was not enough.
+def _within_limit(decision: Decision, job: Job, target: Target, own: bool, asked: Asked) -> Decision:
+    """Return the decision with a time limit that is allowed; without a job if that was not enough.
 
     Slurm would refuse it, and with it all other jobs of the target.
     """
-    asked = directives.minutes(directives.value(job.changes, "--time") or "")
-    most = longest() if asked is not None else None  # Slurm is asked
-    if asked is None or most is None or asked <= most:
+    wanted = directives.minutes(directives.value(job.changes, "--time") or "")
+    if wanted is None:
         return decision
-    if asked >= 2 * most:  # it is twice what was not enough
+    proposed = not decision.approved  # else it is what an attempt before it had
+    most = most_minutes(job, target, asked) if own and proposed else asked.most_minutes(target.for_job(job).directives)
+    if most is None or wanted <= most:
+        return decision
+    if proposed and wanted >= 2 * most:  # it is twice what was not enough
         words = f"{decision.words}; not started: that was the longest that target {job.target!r} allows"
         return replace(decision, job=None, words=words)
     limit = f"--time={directives.limit(most)}"
@@ -92,16 +135,11 @@ def _within_limit(decision: Decision, job: Job, longest: Callable[[], float | No
     return replace(decision, job=replace(job, changes=tuple(changes)), words=f"{decision.words}, at most {limit}")
 
 
-def of_partition(job: Job, target: Target) -> float | None:
-    """Return the longest time limit that the partition allows; None if that is not known."""
-    return preflight.most_minutes(target.for_job(job).directives)
-
-
-def most_minutes(job: Job, target: Target) -> float | None:
+def most_minutes(job: Job, target: Target, asked: Asked | None = None) -> float | None:
     """Return the target's own time limit, else its partition's; None if it has neither."""
     lines = target.for_job(job).directives
     own = directives.minutes(directives.value(lines, "--time") or "")
-    return own if own is not None or target.scheduler == "local" else preflight.most_minutes(lines)
+    return own if own is not None or target.scheduler == "local" else (asked or Asked()).most_minutes(lines)
 
 
 def without(changes: tuple[str, ...], option: str) -> tuple[str, ...]:

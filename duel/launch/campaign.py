@@ -237,7 +237,7 @@ def unfinished(points: Sequence[Progress], cluster: Cluster, known: Known, resul
     look = state.look(results)
     ended = [seen for seen in look.runs if seen.id in ids]
     decided = resubmit.decide(ended, look.runs, set(), None)
-    decisions = [allowed(one, cluster, most_minutes) for one in decided]
+    decisions = allowed(decided, cluster, own=True)
     for decision in decisions:
         say(f"{decision.seen.id}: {decision.words}")
     due: dict[str, int] = {}  # sessions of one point stay apart

@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -221,15 +222,18 @@ def _describe(device: dict[str, Any]) -> str:
 
 
 def _nvidia(what: str) -> str:
-    """Return a version that nvidia-smi knows of the first GPU; empty if there is none, or it does not know."""
-    if shutil.which("nvidia-smi") is None:
+    """Return the lowest version that nvidia-smi knows of the GPUs; empty if there is none, or it does not know."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
         return ""
-    line = _first_line("nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader")
-    return line if line.partition(".")[0].isdecimal() else ""
+    versions = [line for line in asked.stdout.split("\n") if re.fullmatch(r"\d+(\.\d+)+", line)]
+    return min(versions, key=lambda version: [int(part) for part in version.split(".")], default="")
 
 
 def _cuda(driver: str) -> str:
-    """Return the CUDA for ``driver``, where there is one, and for this machine's GPU."""
+    """Return the CUDA for ``driver``, where there is one, and for this machine's oldest GPU."""
     capability = _nvidia("compute_cap")
     old = driver and int(driver.partition(".")[0]) < CUDA_13[0]
     return "cuda12" if old or (capability and float(capability) < CUDA_13[1]) else "cuda13"

@@ -15,7 +15,7 @@ from duel.catalogue import FIT, VALIDATE
 from duel.files import Damaged
 from duel.job import Job
 from duel.launch import directives, display, intent, manage, reasons, state, submit
-from duel.launch.attempts import AVOIDING, Decision, allowed, of_partition, without
+from duel.launch.attempts import AVOIDING, Decision, allowed, without
 from duel.launch.schema import Cluster
 from duel.launch.views import RunView
 from duel.results import Results, Run
@@ -39,7 +39,7 @@ def resubmit(args: Namespace, cluster: Cluster, results: Results, say: Say) -> i
     look = state.look(results)
     chosen = manage.select(look.runs, args, results)
     named = {manage.find(results, name).id for name in args.runs}
-    decisions = [allowed(d, cluster, of_partition) for d in decide(chosen, look.runs, named, args.include)]
+    decisions = allowed(decide(chosen, look.runs, named, args.include), cluster)
     for note in look.notes:
         say(f"not known: {note}")
     if not decisions:

@@ -199,7 +199,8 @@ def _clear(logs: Path) -> None:
     for pattern in (".submission_file_*.sh", f"{32 * '[0-9a-f]'}.pkl"):
         for path in logs.glob(pattern):
             if not path.is_symlink():  # which one that was taken leaves
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # another user's, in a folder that is shared
+                    path.unlink(missing_ok=True)
 
 
 def _record(runs: list[Run], ids: list[str], **launch: str) -> None:

@@ -80,19 +80,21 @@ def _directives(given: list[str]) -> tuple[list[str], dict[str, int]]:
     if many and not any(name.startswith("--ntasks") for name in names):
         lines.append("--ntasks-per-node={tasks_per_node}")
     each = [line.removeprefix(CPUS) for line in lines if line.startswith(CPUS)]
-    tasks = _tasks_per_node(given, counts["nodes"])
+    tasks = _tasks_per_node(given, counts)
     if many and tasks < counts["devices_per_node"] and each and each[-1].isdecimal():  # which used all devices
         share = max(1, int(each[-1]) * tasks // counts["devices_per_node"])
         lines = [f"{CPUS}{share}" if line.startswith(CPUS) else line for line in lines]
     return lines, counts
 
 
-def _tasks_per_node(given: list[str], nodes: int) -> int:
-    """Return how many tasks the script has on a node: one if it does not say."""
+def _tasks_per_node(given: list[str], counts: dict[str, int]) -> int:
+    """Return how many tasks the script has on a node: one if it does not say, as many as devices if in other words."""
     each, all_of_them = (directives.value(given, name) or "" for name in ("--ntasks-per-node", "--ntasks"))
     if each.isdecimal():
         return int(each)
-    return max(1, int(all_of_them) // nodes) if all_of_them.isdecimal() else 1
+    if any(name.startswith("--ntasks-per-") for line in given for name in directives.names(line)):
+        return counts["devices_per_node"]
+    return max(1, int(all_of_them) // counts["nodes"]) if all_of_them.isdecimal() else 1
 
 
 def _body(text: str) -> tuple[list[str], str | None, list[str]]:
