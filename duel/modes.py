@@ -95,13 +95,21 @@ def is_tuned(mode: str) -> bool:
     return _split(mode)[0] == TUNED
 
 
-def in_place(mode: str, choice: str) -> str:
-    """Return ``mode`` with ``tuned`` replaced by ``choice``, less what needs a switch that ``mode`` turns off."""
+def in_place(mode: str, choice: str, framework: str) -> str:
+    """Return ``mode`` with ``tuned`` replaced by ``choice``, less what a switch of ``mode`` rules out."""
     if not is_tuned(mode):
         return mode
     name, steps = _split(choice)
-    without = _left_out(asked_for(mode)[1])
-    return name + "".join(text for text, switch, _ in steps if switch not in without) + mode.removeprefix(TUNED)
+    asked = asked_for(mode)[1]
+    texts = [text for text, switch, _ in steps if switch not in _left_out(asked)]
+    if _is_deterministic_pytorch(framework, asked):
+        texts = [text.replace("attention=cudnn", "attention=flash") for text in texts]
+    return name + "".join(texts) + mode.removeprefix(TUNED)
+
+
+def _is_deterministic_pytorch(framework: str, values: Mapping[str, str]) -> bool:
+    """Return whether cuDNN's attention is ruled out, which PyTorch counts among what is not deterministic."""
+    return framework == "pytorch" and values.get("deterministic") == ON
 
 
 def _left_out(asked: Mapping[str, str]) -> set[str]:
@@ -178,8 +186,7 @@ def settings(
         values[switch] = value
     if rung:
         values |= {switch: value for switch, value in RUNGS[rung - 1].items() if switch in here}
-    # PyTorch counts cuDNN's attention among what is not deterministic.
-    if framework == "pytorch" and values.get("attention") == "cudnn" and values.get("deterministic") == ON:
+    if values.get("attention") == "cudnn" and _is_deterministic_pytorch(framework, values):
         if "attention" in asked:
             raise UserError(f"--mode {mode}: attention=cudnn is not deterministic; valid: attention=flash or math")
         values["attention"] = "flash"

@@ -36,7 +36,7 @@ class Trainer(Training):
 
     def step(self, index: int) -> Any:
         """Dispatch one optimizer step on batch ``index`` modulo the pool; return its loss, which may not be ready."""
-        return self.advance(self._batches[index % len(self._batches)], OPENING * self._rate)
+        return self._advance(self._batches[index % len(self._batches)], OPENING * self._rate)
 
     def put(self, batch: Batch, present: int) -> Any:
         """Begin to copy ``batch``, this rank's part, to the device; ``present`` counts the labels of all ranks."""
@@ -55,6 +55,10 @@ class Trainer(Training):
 
     def advance(self, placed: Any, rate: float) -> Any:
         """Dispatch one optimizer step on what ``put`` returned, at ``rate``; return its loss."""
+        loss = self._advance(placed, rate)
+        return loss if self._copies is None else self._on_its_way(loss)
+
+    def _advance(self, placed: Any, rate: float) -> Any:
         if self._copies is not None:
             now = torch.cuda.current_stream(self._device)
             now.wait_stream(self._copies)
@@ -70,7 +74,7 @@ class Trainer(Training):
                 torch._foreach_lerp_([*self._average.values()], [*self._averaged().values()], 1 - self._decay)
         if self._xla:
             self._xla.sync()
-        return loss if self._copies is None else self._on_its_way(loss)
+        return loss
 
     def _on_its_way(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Begin to copy ``loss``, over all devices, to the host; return where it will be, and what tells when.

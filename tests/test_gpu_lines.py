@@ -187,8 +187,9 @@ with (of_cuda(stream=contextlib.nullcontext(), current_stream=now, Event=done),
       mock.patch("torch.Tensor.pin_memory", lambda tensor: pinned.append(1) or tensor),
       mock.patch("torch.Tensor.record_stream", lambda tensor, stream: kept.append(stream))):
     assert copying.loss(copying.advance(copying.put(pool.batches[0], 8), 0.05)) == expected
+    copying.read(copying.step(0))  # as the clock's proof waits for a step
 assert len(pinned) == 3 and done.record.called and done.synchronize.called
-assert kept == [now] * 2 and now.wait_stream.call_args.args == (copying._copies,)
+assert kept[:2] == [now] * 2 and now.wait_stream.call_args.args == (copying._copies,)
 """
 
 JAX = """

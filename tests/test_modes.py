@@ -136,11 +136,11 @@ def test_a_switch_that_is_turned_off_takes_along_what_needs_it() -> None:
     assert settings("tuned-compile", kind="gpu") == settings("tuned-compile-cuda_graphs", kind="gpu")
     chosen = "default+compile+max_autotune"
     for mode in ("tuned-compile", "tuned-compile-cuda_graphs", "tuned-compile-max_autotune"):
-        found = settings(modes.in_place(mode, chosen), kind="gpu")
+        found = settings(modes.in_place(mode, chosen, "pytorch"), kind="gpu")
         assert found == settings("default", kind="gpu"), mode
-    assert settings(modes.in_place("tuned-cuda_graphs", chosen), kind="gpu")["max_autotune"] == "on"
+    assert settings(modes.in_place("tuned-cuda_graphs", chosen, "pytorch"), kind="gpu")["max_autotune"] == "on"
     with pytest.raises(UserError, match="max_autotune needs compile"):  # as asked for
-        settings(modes.in_place("tuned-compile+max_autotune", chosen), kind="gpu")
+        settings(modes.in_place("tuned-compile+max_autotune", chosen, "pytorch"), kind="gpu")
 
 
 def test_an_odd_number_of_tokens_has_no_gradient_by_cudnn_in_jax() -> None:
@@ -170,6 +170,9 @@ def test_what_is_deterministic_has_no_cudnn_attention_in_pytorch() -> None:
     assert modes.settings("tuned+deterministic", "jax", "gpt2", 1, "bf16", "gpu")["attention"] == "cudnn"
     with pytest.raises(UserError, match="attention=cudnn is not deterministic; valid: attention=flash or math"):
         modes.settings("default+attention=cudnn+deterministic", "pytorch", "gpt2", 1, "bf16", "gpu")
+    for framework, kernel in (("pytorch", "flash"), ("jax", "cudnn")):
+        mode = modes.in_place("tuned+deterministic", "default+attention=cudnn", framework)
+        assert modes.settings(mode, framework, "gpt2", 1, "bf16", "gpu")["attention"] == kernel
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -2,6 +2,9 @@
 
 import pytest
 
+from duel.catalogue import FIT, TRAIN
+from duel.job import Job
+from duel.report import grown
 from duel.tries import expected_batch, next_batch
 
 
@@ -51,3 +54,16 @@ def test_what_never_fits_and_what_always_does_come_to_an_end() -> None:
     assert next_batch(32, 0, 1) is None
     assert next_batch(32, 0, 4, step=4) is None
     assert next_batch(32, 32 << 14, 0) is None
+
+
+def test_a_size_that_was_tried_again_after_a_crash_counts_once() -> None:
+    """XLA's autotuner crashed at two of them, which says nothing of their memory."""
+    job = Job("jax", "mnist", TRAIN, FIT, "fp32", None, "local", batch_sizes=(32,), size="full")
+    tries = [(0, 32, "failed", "code"), (0, 32, "finished", None), (1, 64, "failed", "code")]
+    tries += [(1, 64, "failed", "out of memory"), (2, 48, "finished", None)]
+    (planned,) = job.rows()
+    rows = [
+        planned.replace(row=n, point=point, batch_size=size, status=status, why=why, cause=why)
+        for n, (point, size, status, why) in enumerate(tries)
+    ]
+    assert grown.table(rows).title == ["mnist (full, fp32), train_single: jax fits 48"]

@@ -122,7 +122,7 @@ def measure_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: Wan
         disturbed = [f"{field} {much}" for field, much in disturbances(ended)] if ended.status == FINISHED else []
         number = len(run.rows())
         if rung is not None and _autotuner_crashed(ended, ranks.tail(run.log, before)):
-            row = row.replace(row=number, rung=rung)
+            row = row.replace(row=number, rung=rung, switches=None, tuning=None)  # that are the rung's
             print(
                 f"XLA's autotuner crashed: row {number} is another attempt, rung {rung} of {modes.HANDICAPPED}",
                 flush=True,

@@ -16,7 +16,7 @@ from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
 from duel.files import Damaged, read_object, write_atomically
 from duel.measure import batches, canary, clock, gpus, parameters, probes, timing
-from duel.measure.device import Device, Setting, World
+from duel.measure.device import Device, Setting, World, uncounted_memory
 from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
 from duel.options import SAFETENSORS
@@ -172,7 +172,7 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
         mode = modes.spelled(modes.DEFAULT, dict(text.split("=", 1) for text in m.row.switches.split()))
     elif modes.is_tuned(mode):
         choice, tuning = tuned.found_for(m.row, m.run.folder.parents[1], m.microbatches)
-        mode = modes.in_place(mode, choice or modes.TUNED)
+        mode = modes.in_place(mode, choice or modes.TUNED, str(m.row.framework))
         m.row = m.row.replace(tuning=tuning)
     row = m.row
     switches = modes.settings(
@@ -205,7 +205,8 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
 
 def check_precision(m: Measurement) -> Columns:
     """Run the canary and, once the precision is known to be in force, record the run's environment."""
-    errors = canary.errors(importlib.import_module("canary").products(m.work))
+    with uncounted_memory():
+        errors = canary.errors(importlib.import_module("canary").products(m.work))
     m.row = m.row.replace(canary=canary.said(errors))
     if wrong := canary.contradiction(errors, m.setting.precision):
         if m.world.rank == 0:

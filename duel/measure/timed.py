@@ -198,26 +198,26 @@ def _unmeasured(m: Measurement) -> str:
     return "measured on one device" if m.world.size > 1 else f"preset {m.preset.name} does not measure it"
 
 
-@_beside("step_flops", "arithmetic_intensity", *CEILINGS)
+@_beside(*CEILINGS)
 def utilise(m: Measurement) -> Columns:
     """Measure the device's ceilings and how close the step came to them, which it cannot have exceeded."""
     each, module = (m.row.batch_size or 0) // m.world.size, m.use_case.module
     flops = ceilings.step_flops(m.setting, module, each)
     least = ceilings.least_bytes(m.setting, module, each, m.row.parameters or 0)
-    columns: Columns = {"step_flops": flops * m.world.size, "arithmetic_intensity": flops / least}
+    m.row = m.row.replace(step_flops=flops * m.world.size, arithmetic_intensity=flops / least)
     loops = {} if m.world.size > 1 else importlib.import_module("ceilings").loops(m.setting)
     if not loops:
         many = "measured on one device"
         reason = many if m.world.size > 1 else "torch_xla records rounds, and runs them as one program"
         m.unproved.append(f"a rate within the measured ceiling ({reason})")
-        return columns | {"missing": dict.fromkeys(CEILINGS, reason)}
+        return {"missing": dict.fromkeys(CEILINGS, reason)}
     found = ceilings.measure(loops, m.setting, m.preset.thorough)
     step_seconds = m.row.step_seconds_p50 or math.nan
     if flops / step_seconds > clock.FEWER_PRODUCTS * found["matmul_flops_per_second"]:
         found = ceilings.measure(loops, m.setting)  # others may have used the device: once more, and for longer
     clock.possible(flops, step_seconds, found["matmul_flops_per_second"])
     m.proved.append("a rate within the measured ceiling")
-    columns |= found | ceilings.utilisation(found, flops, least, step_seconds)
+    columns = found | ceilings.utilisation(found, flops, least, step_seconds)
     return columns | ({"mfu": None, "missing": {"mfu": "the device is a MIG slice"}} if m.watch.sliced else {})
 
 

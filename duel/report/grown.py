@@ -6,7 +6,7 @@ from duel.catalogue import FIT, FRAMEWORKS, USE_CASES
 from duel.record import Row
 from duel.states import FINISHED
 from duel.terminal import Table
-from duel.tries import TOO_LARGE
+from duel.tries import TOO_LARGE, counted
 
 
 def is_fit(rows: Sequence[Row]) -> bool:
@@ -17,7 +17,7 @@ def table(rows: Sequence[Row]) -> Table:
     """Return, for each side, the largest batch that fitted and the smallest that did not."""
     title, lines, notes = [], [], []
     for framework in FRAMEWORKS:
-        mine = [row for row in rows if row.framework == framework]
+        mine = counted(row for row in rows if row.framework == framework)
         fits = [row for row in mine if row.status == FINISHED]
         others = [row for row in mine if row.status != FINISHED and row.cause]
         if not mine:
