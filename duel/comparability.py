@@ -55,7 +55,7 @@ def verdict(one: Row, other: Row, evidence_of: EvidenceOf) -> str:
     wrong = [f"{field} ({' and '.join(names)}: {why})" for (field, why), names in barred.items()]
     if all(row.status == FINISHED for row in sides):
         wrong += [
-            f"{name} ({' | '.join(_text(getattr(row, name)) for row in sides)})"
+            f"{name} ({_both(name, *sides)})"
             for name in ALIKE
             if _differ(name, *sides) and not (name in MACHINE and one.recipe)
         ]
@@ -66,9 +66,23 @@ def verdict(one: Row, other: Row, evidence_of: EvidenceOf) -> str:
 
 def _differ(name: str, one: Row, other: Row) -> bool:
     """Return whether a column differs; of batches up to a target, in the epochs that both trained."""
-    if name == "seen_sha256" and one.target_accuracy and one.seen_sha256 and other.seen_sha256:
-        return any(a != b for a, b in zip(one.seen_sha256.split(), other.seen_sha256.split(), strict=False))
+    if name == "seen_sha256" and (epochs := _seen(one, other)):
+        return any(a != b for a, b in epochs)
     return bool(getattr(one, name) != getattr(other, name))
+
+
+def _seen(one: Row, other: Row) -> list[tuple[str, str]]:
+    """Return the hashes of both sides by epoch, of those that both trained; empty if there is one for all epochs."""
+    by_epoch = one.target_accuracy and one.seen_sha256 and other.seen_sha256
+    return [*zip(str(one.seen_sha256).split(), str(other.seen_sha256).split(), strict=False)] if by_epoch else []
+
+
+def _both(name: str, one: Row, other: Row) -> str:
+    """Return both sides' values of a column that differs."""
+    if name == "seen_sha256" and (epochs := _seen(one, other)):
+        number = next(place for place, (a, b) in enumerate(epochs) if a != b)
+        return f"epoch {number + 1}: {' | '.join(epochs[number])}"
+    return " | ".join(_text(getattr(row, name)) for row in (one, other))
 
 
 def machines_apart(one: Row, other: Row) -> bool:

@@ -311,6 +311,7 @@ def test_of_batches_up_to_a_target_only_the_epochs_that_both_trained_are_compare
     for seen, alike in (("a b c", True), ("a", True), ("a x", False)):
         said = verdict(dataclasses.replace(one, seen_sha256="a b"), dataclasses.replace(other, seen_sha256=seen))
         assert ("seen_sha256" not in said) is alike
+        assert alike or "seen_sha256 (epoch 2: b | x)" in said
     every = dataclasses.replace(one, target_accuracy=None, seen_sha256="a b")
     said = verdict(every, dataclasses.replace(other, target_accuracy=None, seen_sha256="a b c"))
     assert "seen_sha256 (a b | a b c)" in said

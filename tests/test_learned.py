@@ -55,7 +55,7 @@ def test_times_have_their_unit_and_trainings_that_read_alike_their_group(tmp_pat
     assert alone.startswith("mnist (full, fp32) on digits: ")
 
 
-def test_trainings_to_a_target_are_told_by_how_many_reached_it_and_not_by_where_they_end() -> None:
+def test_trainings_to_a_target_are_told_by_how_many_reached_it_and_not_by_where_they_end(tmp_path: Path) -> None:
     rows = [
         one.replace(target_accuracy=0.9, trained_epochs=4 if one.framework == "jax" else 9, seconds_to_target=1.0)
         for one in sides(*[0.001] * 5)
@@ -67,6 +67,7 @@ def test_trainings_to_a_target_are_told_by_how_many_reached_it_and_not_by_where_
     found = training_table.table(rows)
     assert "no time to target: pytorch, seed 4: top-1 ended at 0.8000" in found.notes
     assert ["time to target", "1 s", ""] in found.lines
+    assert "no time to target: pytorch, seed 4: top-1 ended at 0.8000" in training_table.verdicts(rows, tmp_path)[1]
 
 
 def test_a_side_that_moved_between_machines_has_the_times_of_neither_shown(tmp_path: Path) -> None:
@@ -143,6 +144,9 @@ def test_each_group_of_trainings_has_its_curves_in_the_report(tmp_path: Path) ->
     there = row("pytorch", 0, 0.9, run_id="pytorch-first", group="first", host="another machine")
     apart = [record["seconds"] for record in learned.curves([*rows, there], tmp_path)]
     assert apart == [None, None, 0.0, 4.0], "a figure would compare their times"
+    moved = rows[0].replace(training_seconds=None, missing={"training_seconds": "trained on several machines"})
+    alone = [record["seconds"] for record in learned.curves([moved, rows[1]], tmp_path)]
+    assert alone == [None, None, 0.0, 4.0], "the other side has not even begun"
 
 
 def test_energy_that_was_no_longer_read_is_not_counted_as_none(tmp_path: Path) -> None:

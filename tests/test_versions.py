@@ -90,9 +90,12 @@ def test_two_sets_of_one_device_stay_apart_in_every_figure(results: Results) -> 
 
 def test_batch_sizes_on_as_many_devices_are_never_added_up() -> None:
     what = {"device_name": "planted", "benchmark": "mnist", "size": "full", "precision": "fp32", "product": ""}
-    what |= {"which": "", "use_case": "training on many devices", "mode": "default", "scaling": "weak", "unit": "1/s"}
+    what |= {"which": "", "besides": "", "use_case": "training on many devices", "mode": "default"}
+    what |= {"scaling": "weak", "unit": "1/s"}
     data = [
-        what | {"point": f"{n} {size}", "batch_size": n * size, "devices": n, "framework": "jax", "throughput": 1.0}
+        what
+        | {"point": f"{n} {size}", "batch_size": n * size, "devices": n, "place": str(n)}
+        | {"framework": "jax", "throughput": 1.0}
         for n in (2, 4)
         for size in (8, 16)
     ]
@@ -198,6 +201,43 @@ def test_devices_stand_beside_each_other_in_one_table(results: Results) -> None:
     (row,) = (written(results, one, other) / "tables" / "devices.md").read_text().splitlines()[2:]
     assert re.fullmatch(r"\| mnist .* \| default \| 1\.500 \[.*\] JAX \| 0\.500 \[.*\] PyTorch \|", row)
     assert not (written(results, one) / "tables" / "devices.md").exists()
+
+
+def test_a_device_of_two_targets_stands_once_beside_the_other(results: Results) -> None:
+    long = point(1.6, device_name="one", target="long", pair="long")
+    one = publish(results, point(1.5, device_name="one", pair="one"), long, name="one")
+    other = publish(results, point(0.5, device_name="other", target="there"), name="other")
+    (row,) = (written(results, one, other) / "tables" / "devices.md").read_text().splitlines()[2:]
+    assert re.fullmatch(r"\| mnist .* \| default \| 1\.[56]00 \[.*\] JAX \| 0\.500 \[.*\] PyTorch \|", row)
+    assert "target" not in row
+
+
+def test_what_else_was_measured_changes_the_words_of_a_point_and_not_its_anchor(results: Results) -> None:
+    """A published anchor is what 'reproduce --point' is given."""
+    here = [point(1.5, mode=mode, pair=mode) for mode in ("default", "tuned")]
+    alone = lines(written(results, publish(results, *here, name="alone")), "ratios")
+    there = point(1.6, target="long", pair="long")
+    both = lines(written(results, publish(results, *here, there, name="both")), "ratios")
+    assert {line["id"] for line in alone} < {line["id"] for line in both}
+    assert {line["point"] for line in alone} == {"mnist, batch 64"}
+    assert {(line["mode"], line["point"]) for line in both} == {
+        ("default", "mnist, batch 64, target local"),
+        ("tuned", "mnist, batch 64, target local"),
+        ("default", "mnist, batch 64, target long"),
+    }
+
+
+def test_a_number_of_devices_on_one_node_and_on_two_has_one_baseline(results: Results) -> None:
+    many = {"use_case": 2, "scaling": "weak"}
+    several = [
+        point(0.9, device_count=2, nodes=nodes, scaling_efficiency=0.8, pair=f"on {nodes}", **many) for nodes in (1, 2)
+    ]
+    baseline = point(1.0, device_count=1, batch_size=32, pair="one", **many)
+    folder = written(results, publish(results, *several, baseline))
+    drawn = pd.DataFrame(lines(folder, "scaling"))
+    assert sorted(set(drawn.place)) == ["1", "2, nodes 1", "2, nodes 2"]
+    drawn = drawn.astype({"devices": int, "batch_size": int, "throughput": float, "efficiency": float})
+    assert len(figures.scaling(drawn)) == 1
 
 
 def test_the_text_of_a_report_has_its_headings(results: Results) -> None:

@@ -186,3 +186,6 @@ def test_what_modes_change_names_the_point_and_the_hours_between_them() -> None:
     row, found = other.pairs[0][0]
     other.pairs[0] = ((row.replace(started="2026-11-28T09:20:00Z"), found), other.pairs[0][1])
     assert "apart" not in explain.switched([one, other])[0]
+    for started in ("yesterday", "2026-11-28T13:00:00"):  # the second without a time zone
+        other.pairs[0] = ((row.replace(started=started), found), other.pairs[0][1])
+        assert "apart" not in explain.switched([one, other])[0]

@@ -88,11 +88,14 @@ def _what(one: Explained) -> str:
 
 def _apart(before: Explained, after: Explained, side: int) -> str:
     """Say how far apart one side of two modes was measured, if in separate sessions: the machine may have changed."""
-    times = [
-        [datetime.fromisoformat(row.started) for pair in one.pairs if (row := pair[side][0]).started]
-        for one in (before, after)
-    ]
-    seconds = (max(map(min, times)) - min(map(max, times))).total_seconds() if all(times) else 0.0
+    try:
+        times = [
+            [datetime.fromisoformat(row.started) for pair in one.pairs if (row := pair[side][0]).started]
+            for one in (before, after)
+        ]
+        seconds = (max(map(min, times)) - min(map(max, times))).total_seconds() if all(times) else 0.0
+    except (ValueError, TypeError):  # damaged, which records.seconds reports; TypeError: one of them has a time zone
+        return ""
     return f"; {seconds / 3600:.1f} hours apart, which may be part of it" if seconds > SESSION_SECONDS else ""
 
 

@@ -48,7 +48,7 @@ def label(line: Line) -> str:
     if (line.devices or 1) > 1:
         parts.append(f"{line.devices} devices, {line.scaling}")
     parts += ["1 device"] if line.is_baseline else []
-    parts += [line.which] if line.which else []
+    parts += filter(None, (line.which, line.besides))
     return ", ".join(parts)
 
 
@@ -60,8 +60,8 @@ def work(line: Line) -> str:
 
 def point(line: Line) -> Record:
     """Return the fields that every record of a point has."""
-    names = ("device_name", "benchmark", "size", "precision", "product", "which", "batch_size", "devices", "scaling")
-    values = {name: getattr(line, name) for name in (*names, "mode")} | {"use_case": work(line)}
+    names = ("device_name", "benchmark", "size", "precision", "product", "which", "besides", "batch_size", "devices")
+    values = {name: getattr(line, name) for name in (*names, "scaling", "mode")} | {"use_case": work(line)}
     return values | {"point": label(line), "id": anchor(line)}
 
 
@@ -116,6 +116,7 @@ def _scaling(outcome: Outcome, line: Line) -> Iterator[Record]:
         return
     for framework, rows in _sides(outcome):
         found = {"framework": framework, "throughput": _median(rows, "throughput"), "unit": line.throughput_unit}
+        found |= {"place": ", ".join(filter(None, (str(line.devices), line.besides)))}
         yield found | {"efficiency": 1.0 if line.devices == 1 else _median(rows, "scaling_efficiency")}
 
 

@@ -129,20 +129,19 @@ def scaling(data: pd.DataFrame) -> Panels:
     """Throughput on several devices, labelled with the efficiency relative to one device."""
     data = data.assign(label=data.efficiency.map("{:.0%}".format, na_action="ignore"))
     each = data.batch_size // data.devices.where(data.scaling == "weak", 1)  # on each device, or over all
-    data = data.assign(batch="batch " + each.astype(str))
+    data = data.assign(batch="batch " + each.astype(str), besides="").sort_values("devices")
     panels = []
     for title, part in split(titled(data, "what", "use_case", "scaling", "batch", "mode"), "title"):
         y = alt.Y("throughput:Q", title=part.unit.iloc[0]).stack(None)
         side = alt.XOffset("framework:N", sort="ascending")
-        base = alt.Chart(part).encode(x=alt.X("devices:O"), xOffset=side, y=y)
+        base = alt.Chart(part).encode(x=alt.X("place:O", title="devices", sort=None), xOffset=side, y=y)
         bars = base.mark_bar().encode(color=sides(), tooltip=tips("framework", "throughput", "efficiency"))
         panels.append(panel([bars, base.mark_text(dy=-6).encode(text="label:N")], title))
     return panels
 
 
 def start(data: pd.DataFrame) -> Panels:
-    """Seconds until the first step is done, labelled with the number of steps after which the slower start has paid
-    off, if it ever does."""
+    """Seconds until the first step is done, labelled with the steps after which the slower start has paid off."""
     data = data.assign(label=data.break_even_steps.map("{:,.0f} steps".format, na_action="ignore"))
     tip = ("framework", "start_seconds", "step_seconds", "break_even_steps")
     return _dots(data, "start_seconds", "seconds until the first step is done", tip)
@@ -246,11 +245,12 @@ def titled(data: pd.DataFrame, *columns: str, together: bool = False) -> pd.Data
     if not together and "device_name" not in columns and data.device_name.nunique() > 1:
         columns = ("device_name", *columns)
     texts = data.assign(what="")
-    if "size" in data:
-        # From a CSV file, a column is of numbers if all are empty.
-        product, which = (data[name].astype(object).fillna("").astype(str) for name in ("product", "which"))
-        texts["what"] = data.benchmark + " (" + data["size"] + ", " + data.precision + ") " + product + " " + which
-    title = texts[columns[0]].astype(str).str.split().str.join(" ")
+    if "size" in data:  # from a CSV file, a column is of numbers if all are empty
+        texts["what"] = data.benchmark + " (" + data["size"] + ", " + data.precision + ")"
+        for name in ("product", "which", "besides"):
+            texts["what"] += " " + data[name].astype(object).fillna("").astype(str)
+        texts["what"] = texts["what"].str.split().str.join(" ")
+    title = texts[columns[0]].astype(str)
     for column in columns[1:]:
         title = title + ", " + texts[column].astype(str)
     return data.assign(title=title)
@@ -258,7 +258,7 @@ def titled(data: pd.DataFrame, *columns: str, together: bool = False) -> pd.Data
 
 def split(data: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the parts of ``data`` by ``column`` in order of first appearance, without what no panel shows."""
-    shown = data.drop(columns=["benchmark", "size", "product", "which", "scaling"], errors="ignore")
+    shown = data.drop(columns=["benchmark", "size", "product", "which", "besides", "scaling"], errors="ignore")
     for name in dict.fromkeys(data[column]):
         part = shown[data[column] == name]
         yield name, part[part.point.isin(list(dict.fromkeys(part.point))[:MOST])]

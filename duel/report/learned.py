@@ -229,7 +229,8 @@ def curves(rows: Sequence[Row], folder: Path) -> list[Record]:
             if epoch.number:  # the first is before any step
                 joules = None if joules is None or epoch.joules is None else joules + epoch.joules
             spent = {"step": epoch.step, "seconds": seconds, "joules": joules or None}
-            spent |= {"seconds": None, "joules": None} if row.group in apart else {}
+            untimed = row.group in apart or "training_seconds" in row.missing
+            spent |= {"seconds": None, "joules": None} if untimed else {}
             losses = {"training_loss": epoch.loss, "held_out_loss": epoch.held_out_loss}
             found.append(common | {"epoch": epoch.number, "top1": epoch.top1} | losses | spent)
     return found

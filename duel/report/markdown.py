@@ -1,5 +1,6 @@
 """The tables of a published set in Markdown, made from the lines of its ratios.csv alone."""
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -108,10 +109,14 @@ def table(points: Sequence[Line]) -> str:
     )
 
 
+# Of what makes a point: where it was measured.
+HERE = ("target", "device_kind", "device_name", "cpus")
+
+
 def side_by_side(points: Sequence[Line]) -> str:
     """Return the ratios of each point and mode with a column for each device. Nothing is averaged over devices."""
     devices = list(dict.fromkeys(line.device_name for line in points))
-    elsewhere = [name for name in (*POINT, "which") if name not in ("target", "device_kind", "device_name", "cpus")]
+    elsewhere = [name for name in POINT if name not in HERE]
     found: dict[tuple[object, ...], dict[str, Line]] = {}
     for line in points:
         cells = found.setdefault(tuple(getattr(line, name) for name in (*elsewhere, "mode")), {})
@@ -119,7 +124,10 @@ def side_by_side(points: Sequence[Line]) -> str:
     rows = []
     for cells in found.values():
         line = next(iter(cells.values()))
-        rows.append(_cells(*_what(line), line.mode, *(cells[name].short if name in cells else "" for name in devices)))
+        besides = [text for text in line.besides.split(", ") if not text.startswith(HERE)]
+        line = dataclasses.replace(line, which="", besides=", ".join(besides))
+        each = [f"{cells[name].short} {cells[name].which}".rstrip() if name in cells else "" for name in devices]
+        rows.append(_cells(*_what(line), line.mode, *each))
     head = ["benchmark", "use case", "batch", "mode", *devices]
     return "\n".join([_cells(*head), f"|{'---|' * len(head)}", *rows])
 
@@ -143,7 +151,7 @@ def where(points: Sequence[Line]) -> str:
 def _what(line: Line) -> list[str]:
     use_case = line.use_case + (f", {line.product}" if line.product else "")
     use_case += f", {devices}" if (devices := _devices(line)) else ""
-    use_case += f", {line.which}" if line.which else ""
+    use_case += "".join(f", {text}" for text in (line.which, line.besides) if text)
     if line.microbatch and line.microbatch * (line.devices or 1) < (line.batch_size or 0):
         use_case += f", microbatch {line.microbatch}"
     return [f"{line.benchmark} ({line.size}, {line.precision})", use_case, str(line.batch_size)]

@@ -101,7 +101,8 @@ class Line:
     proof: str = _means("what proves that both sides computed the same")
     far_off: str = _means("processes far from all others of their side and session")
     apart: str = _means("also measured at this point but not in its ratio")
-    which: str = _means("what tells lines apart that read alike, such as 1 of 2 kept apart, or nodes 2")
+    which: str = _means("which one of a point's lines, if it has several, such as 1 of 2 kept apart")
+    besides: str = _means("what tells points apart that read alike without it, such as nodes 2")
     why: str = _means("the reason if there is no ratio")
 
     @property
@@ -142,11 +143,10 @@ def lines(found: Sequence[Outcome]) -> list[Line]:
     """Return the lines of the outcomes ``found`` over sessions, in their order."""
     chances = [o.found.p for o in found if o.found is not None and not o.found.within]
     adjusted = iter(ratios.holm(chances))
-    which = [", ".join(filter(None, texts)) for texts in zip(_which(found), _besides(found), strict=True)]
     default = {_point(o): o for o in found if o.found is not None and o.row.mode == DEFAULT}
     return [
-        _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)), text)
-        for o, text in zip(found, which, strict=True)
+        _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)), *texts)
+        for o, *texts in zip(found, _which(found), _besides(found), strict=True)
     ]
 
 
@@ -164,13 +164,15 @@ def _which(found: Sequence[Outcome]) -> list[str]:
 
 def _besides(found: Sequence[Outcome]) -> list[str]:
     """Return what tells outcomes apart that a short description of their points does not, such as '2 nodes'."""
-    keys = [tuple(getattr(o.row, name) for name in (*SHOWN, "mode", "device_name")) for o in found]
-    texts = []
+    keys = [tuple(getattr(o.row, name) for name in (*SHOWN, "device_name")) for o in found]
+    values: dict[tuple[object, ...], set[object]] = {}
     for key, outcome in zip(keys, found, strict=True):
-        alike = [o.row for o, other in zip(found, keys, strict=True) if other == key]
-        differ = [name for name in BESIDES if len({getattr(row, name) for row in alike}) > 1]
-        texts.append(", ".join(f"{name} {getattr(outcome.row, name)}" for name in differ))
-    return texts
+        for name in BESIDES:
+            values.setdefault((key, name), set()).add(getattr(outcome.row, name))
+    return [
+        ", ".join(f"{name} {getattr(o.row, name)}" for name in BESIDES if len(values[key, name]) > 1)
+        for key, o in zip(keys, found, strict=True)
+    ]
 
 
 def _point(outcome: Outcome) -> tuple[object, ...]:
@@ -180,7 +182,7 @@ def _point(outcome: Outcome) -> tuple[object, ...]:
     return (*surroundings(outcome.pairs[0]), *(getattr(outcome.row, name) for name in (*names, *what)))
 
 
-def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which: str) -> Line:
+def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which: str, besides: str) -> Line:
     one, other = outcome.pairs[0]
     found = outcome.found
     sides = [*zip(*outcome.pairs, strict=True)]
@@ -238,6 +240,7 @@ def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which
         far_off=SEVERAL.join(outcome.far),
         apart=SEVERAL.join(outcome.apart),
         which=which,
+        besides=besides,
         why=outcome.why,
     )
 

@@ -36,7 +36,7 @@ TITLES = {
 }
 GAIN = 1.1  # of 'tuned' over 'default', above which it is worth a sentence
 NO_PROFILE = "No point was profiled (--profile)."
-NO_ADVICE = "None: no point was measured over three sessions."
+NO_ADVICE = "None follows from what was measured over three sessions."
 METHOD = """
 Each point is measured in pairs: a process of JAX and one of PyTorch, one after the other on the same device, in the
 order A B B A. A pair counts only if both processes proved that they computed the same, from the same weights, samples

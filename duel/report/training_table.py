@@ -12,7 +12,7 @@ from duel.report import learned
 from duel.terminal import Table
 from duel.tries import counted
 
-UNTIMED = "no times or energy"
+UNTIMED, NEVER_THERE = "no times or energy", "no time to target"
 
 
 def verdicts(rows: Sequence[Row], folder: Path) -> list[str]:
@@ -36,7 +36,7 @@ def _figures(rows: Sequence[Row]) -> list[str]:
         f"{name}: {', '.join(f'{side} {cell}' for side, cell in zip(sides, cells, strict=True) if cell)}"
         for name, *cells in found.lines
     ]
-    texts += [note for note in found.notes if note.startswith(UNTIMED)]
+    texts += [note for note in found.notes if note.startswith((UNTIMED, NEVER_THERE))]
     return [f"{found.head[0].capitalize()}: {'; '.join(texts)}"] if texts else []
 
 
@@ -55,7 +55,7 @@ def table(rows: Sequence[Row]) -> Table:
         notes += [f"published aim: {learned.percent(found.aim)} top-1"] if found.aim else []
     notes += list(dict.fromkeys(f"{row.framework}, seed {row.seed}: {row.cause}" for row in rows if row.cause))
     untimed = [row for mine in sides.values() for row in mine if row.target_accuracy and row.seconds_to_target is None]
-    notes += [f"no time to target: {r.framework}, seed {r.seed}: {r.missing.get('seconds_to_target')}" for r in untimed]
+    notes += [f"{NEVER_THERE}: {r.framework}, seed {r.seed}: {r.missing.get('seconds_to_target')}" for r in untimed]
     notes += [f"energy: {row.missing['training_joules']}" for row in rows[:1] if "training_joules" in row.missing]
     notes += [f"{UNTIMED}: the sides of seed {apart} ran on different machines or devices"] if apart else []
     notes += [f"{UNTIMED}: disturbed trainings: {disturbed}"] if disturbed else []
