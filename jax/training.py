@@ -105,14 +105,16 @@ class Training(Network):
         self, parameters: Any, statistics: Any, inputs: Any, labels: jax.Array, count: Any = None
     ) -> Any:
         """Return ((loss, (new running statistics, logits)), gradients); with global ``count``, this device's share."""
+        # In 16 bits a share must not be nearer to what is flushed to zero than a loss of this device alone.
+        scale = self._loss_scale * (self._mesh.size if self._mesh is not None and self._loss_scale != 1 else 1)
 
         def scaled(parameters: Any) -> tuple[jax.Array, Any]:
             logits, changed = self._forward(parameters, statistics, inputs, train=True)
             loss = self._loss(logits, labels, count)
-            return loss * self._loss_scale, (loss, (changed, logits))
+            return loss * scale, (loss, (changed, logits))
 
         (_, result), gradients = jax.value_and_grad(scaled, has_aux=True)(parameters)
-        return result, jax.tree.map(lambda gradient: gradient / self._loss_scale, gradients)
+        return result, jax.tree.map(lambda gradient: gradient / scale, gradients)
 
     @functools.cached_property
     def _train(self) -> Any:

@@ -32,7 +32,9 @@ class Trainer(Training):
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Start over from ``arrays``; what is compiled stays."""
         super().load(arrays)
-        self._average = {name: tensor.clone() for name, tensor in self._averaged().items()} if self._decay else {}
+        followed = self._averaged() if self._decay else {}
+        self._average = {name: tensor.clone() for name, tensor in followed.items()}
+        self._followed = [*followed.values()]  # the model's own, which keeps them: to look them up takes longer
 
     def step(self, index: int) -> Any:
         """Dispatch one optimizer step on batch ``index`` modulo the pool; return its loss, which may not be ready."""
@@ -71,7 +73,7 @@ class Trainer(Training):
         self._optimizer.step()
         if self._decay:
             with torch.no_grad():
-                torch._foreach_lerp_([*self._average.values()], [*self._averaged().values()], 1 - self._decay)
+                torch._foreach_lerp_([*self._average.values()], self._followed, 1 - self._decay)
         if self._xla:
             self._xla.sync()
         return loss

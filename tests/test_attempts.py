@@ -120,6 +120,9 @@ def test_a_crash_of_another_kind_is_not_retried(tmp_path: Path) -> None:
         base.replace(status=FINISHED),
     ):
         assert not attempt._autotuner_crashed(row, attempt.CRASH)
+    assert attempt._autotuner_crashed(base.replace(compile_seconds=3.0, recipe="r"), attempt.CRASH), (
+        "evaluation's program"
+    )
     assert not attempt._autotuner_crashed(base, "RESOURCE_EXHAUSTED: out of memory")
 
 

@@ -181,9 +181,10 @@ def _beside(run: Run, process: "subprocess.Popen[bytes]") -> str:
 
 
 def _autotuner_crashed(row: Row, output: str) -> bool:
-    """Return whether a bad kernel killed a JAX row on a GPU before its step was compiled, when XLA tries some."""
+    """Return whether a bad kernel killed a JAX row on a GPU while XLA tried some: a training also compiles later."""
     on_gpu = row.framework == "jax" and row.device_kind == "gpu"
-    return on_gpu and row.status == FAILED and row.compile_seconds is None and CRASH in output
+    compiles = row.compile_seconds is None or bool(row.recipe)
+    return on_gpu and row.status == FAILED and compiles and CRASH in output
 
 
 def _size(log: Path) -> int:

@@ -25,7 +25,7 @@ REPORT_SECONDS = 1.0
 IN_FLIGHT = 2  # steps that may be dispatched ahead of the device
 MOST_THREADS = 16  # that make batches
 # Between two questions to all devices: they end within a minute of being told to.
-MOST_UNASKED, UNASKED_SECONDS = 20, 5.0  # steps, seconds
+MOST_UNASKED, UNASKED_SECONDS = 200, 5.0  # steps, seconds
 TOLD_TO_END = 128 + signal.SIGTERM
 OF_MACHINE = (
     *("training_seconds", "training_joules", "waiting_share", "trained_per_second"),
