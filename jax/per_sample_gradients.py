@@ -50,7 +50,7 @@ class PerSampleGradients(Network):
             # Before they are gathered: all of them together may be more than a device's memory holds.
             handle = jax.tree.map(lambda array: self._of_this_device(array, every, first), handle)
         if self._mesh is not None and self._product != "clipped_sum":
-            handle = multihost_utils.process_allgather(handle, tiled=True)
+            handle = jax.tree.map(_by_rank, multihost_utils.process_allgather(handle, tiled=True))
         if self._product == "norms":
             return {"norms": np.array(handle)}
         handle = jax.tree.map(np.asarray, handle)
@@ -103,3 +103,9 @@ class PerSampleGradients(Network):
         # Gradients are float32 where the policy has 16 bits for products, of which these are none.
         exact = None if self._compute is None else jax.lax.Precision.HIGHEST
         return jax.tree.map(lambda gradient: jnp.tensordot(factors, gradient, 1, precision=exact), gradients)
+
+
+def _by_rank(gathered: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return what all processes gave, (samples of all, ...), in their order; JAX gathers in that of its devices."""
+    order = np.argsort([device.process_index for device in jax.devices()])
+    return gathered.reshape(len(order), -1, *gathered.shape[1:])[order].reshape(gathered.shape)

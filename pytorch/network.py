@@ -85,6 +85,8 @@ def _set_globally(setting: Setting) -> None:
     if kernel != FRAMEWORKS_CHOICE:
         for name, enable in ATTENTION.items():
             enable(name == kernel)
+    if kernel == "math":  # by itself it multiplies 16 bits as float32, without TF32
+        sdp.allow_fp16_bf16_reduction_math_sdp(True)
 
 
 def _dynamo() -> Any:
@@ -118,6 +120,7 @@ class Network:
 
     execution = "eager"
     _per_sample = False
+    _captures = True  # CUDA graphs, if the switch is on
 
     def __init__(self, setting: Setting, pool: Pool, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         devices.set_precision(setting.precision)
@@ -220,7 +223,7 @@ class Network:
         """Return ``function``, compiled if the switch is on."""
         if not self._setting.on("compile"):
             return function
-        graphs = self._setting.on("cuda_graphs")
+        graphs = self._setting.on("cuda_graphs") and self._captures
         mode = "reduce-overhead" if graphs else None
         if self._setting.on("max_autotune"):
             mode = "max-autotune" if graphs else "max-autotune-no-cudagraphs"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.backends.cuda import enable_cudnn_sdp, enable_flash_sdp, enable_mem_efficient_sdp
+from torch.backends import cuda as sdp
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
@@ -92,12 +92,16 @@ class PerSampleGradients(Network):
         self._parts = [_cut(inputs, labels, setting.microbatch) for inputs, labels in self._batches]
         # The other attention kernels do not support an axis of samples and would be called for each one separately.
         # Set for the whole process: "with sdpa_kernel(...)" takes 0.2 ms of every step.
-        for enable in (enable_flash_sdp, enable_mem_efficient_sdp, enable_cudnn_sdp):
+        for enable in (sdp.enable_flash_sdp, sdp.enable_mem_efficient_sdp, sdp.enable_cudnn_sdp):
             enable(False)
+        sdp.allow_fp16_bf16_reduction_math_sdp(True)  # else what is left multiplies 16 bits as float32, without TF32
         if setting.precision in COMPUTE:  # torchvision's own attention looks it up there, too
             functional.scaled_dot_product_attention = _layers.half_attention
         self._run: Any = self._compiled(self._some)
         self._replayed = setting.on("cuda_graphs")
+        if self._replayed:  # else each replay copies all weights into the graph's own memory
+            for parameter in self._parameters.values():
+                torch._dynamo.mark_static_address(parameter)
         self._hooked: Any = None
         if setting.on("opacus"):
             self._hooked = _hooked(self._model)

@@ -58,10 +58,11 @@ def _scopes(model: nn.Module) -> Iterator[None]:
 
 
 def named(kind: Any) -> Any:
-    """Return the class of work ``kind``, which takes note of what it has compiled and is otherwise the same."""
+    """Return the class of work ``kind``, which takes note of what it has compiled and captures no CUDA graphs."""
 
     class Named(kind):  # type: ignore[misc]  # mypy knows no base that is a value
         graphs: _inductor.Graphs | None = None
+        _captures = False  # in a replay no operation runs on the host that a kernel could be traced to
 
         def _compiled(self, function: Any) -> Any:
             if self._setting.on("compile"):

@@ -300,7 +300,7 @@ def test_a_fault_on_such_a_line_is_survived_and_named(main: Main, checkout: Path
     raises = 'raise RuntimeError("no such mode")'
     for file, line, fault in (
         ("jax/devices.py", '_in_use" in statistics', '_in_use" in jax.no_such_call()'),
-        ("pytorch/network.py", 'graphs = self._setting.on("cuda_graphs")', raises),
+        ("pytorch/network.py", 'graphs = self._setting.on("cuda_graphs") and self._captures', raises),
     ):
         text = (checkout / file).read_text()
         assert text.count(line) == 1
