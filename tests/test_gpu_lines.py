@@ -124,7 +124,11 @@ modes = []
 with mock.patch("torch.compile", autospec=True, side_effect=lambda function, mode=None: modes.append(mode)):
     for on in (["compile"], ["compile", "cuda_graphs"], ["compile", "max_autotune"],
                ["compile", "cuda_graphs", "max_autotune"]):
-        network.Network._compiled(SimpleNamespace(_setting=SimpleNamespace(on=on.__contains__)), print)
+        for captures in (True, profiling.named(Training)._captures):
+            setting = SimpleNamespace(on=on.__contains__)
+            network.Network._compiled(SimpleNamespace(_setting=setting, _captures=captures), print)
+modes, traced = modes[::2], modes[1::2]
+assert traced == [None, None, "max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs"], traced
 assert modes == [None, "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"], modes
 assert set(modes[1:]) <= set(torch._inductor.list_mode_options()), "what torch.compile does not know"
 
@@ -159,6 +163,7 @@ with on_cuda(plain), mock.patch("torch.accelerator.synchronize", autospec=True) 
     assert waited.call_args.args == (torch.device("cuda", 0),)
 parts = [made(PerSampleGradients, product="clipped_sum", microbatch=4, switches={"cuda_graphs": value})
          for value in ("off", "on")]
+assert torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
 one, other = (work.step(0) for work in parts)
 assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -195,7 +200,8 @@ assert kept[:2] == [now] * 2 and now.wait_stream.call_args.args == (copying._cop
 JAX = """
 import jax
 from jax.sharding import Mesh, PartitionSpec
-import devices, network
+import numpy as np
+import devices, network, per_sample_gradients
 
 
 def local(backend=None, **_):
@@ -224,6 +230,7 @@ for kind in ("gpu", "tpu"):
 three = [SimpleNamespace(id=number, process_index=rank, slice_index=rank // 2) for number, rank in enumerate((2, 0, 1))]
 with mock.patch("jax.devices", return_value=three):
     assert [device.process_index for device in devices._of_ranks()] == [0, 1, 2], "in cyclic order of nodes, too"
+    assert per_sample_gradients._by_rank(np.array([20, 21, 0, 1, 10, 11])).tolist() == [0, 1, 10, 11, 20, 21]
 assert devices._local_device(3) == 3
 with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="4,5,6"):
     assert devices._local_device(4) == 1
