@@ -2,12 +2,12 @@
 
     .venv/pytorch/bin/python benchmarks/pipeline.py FOLDER [--rounds 12]
 
-FOLDER has class folders of JPEGs. All make batches of 64 at 224 x 224 with a random resized crop and a flip, but for
-spdl, which only resizes, on the same number of threads or processes, one for each CPU. 'arrays' starts from the decoded
-bytes that Duel stores, 'jpegs' from the files; only Duel's own reader makes batches that are the same on every machine.
-grain and torchvision are in PyTorch's environment, spdl must be installed there (with FFmpeg's libraries). Rounds
-alternate; printed are pictures a second of one core, and the ratio of Duel to each by medians with its range. Exit
-code 1 if another is faster by more than 5 %.
+FOLDER has train/<class>/ and val/<class>/ with JPEGs; those in train are read. All make batches of 64 at 224 x 224 with
+a random resized crop and a flip, but for spdl, which only resizes, on the same number of threads or processes, one for
+each CPU. 'arrays' starts from the decoded bytes that Duel stores, 'jpegs' from the files; only Duel's own reader makes
+batches that are the same on every machine. grain and torchvision are in PyTorch's environment, spdl must be installed
+there (with FFmpeg's libraries). Rounds alternate; printed are pictures a second of one core, and the ratio of Duel to
+each by medians with its range. Exit code 1 if another is faster by more than 5 %.
 """
 
 import argparse
@@ -26,6 +26,7 @@ import numpy as np
 
 from duel.data import pictures, prepared
 from duel.data.feed import Feed
+from duel.data.samples import DataError
 
 BATCH, SIZE, MOST = 64, 224, 1.05
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -116,7 +117,10 @@ def spdl(paths: list[str]) -> Loader:
 def loaders(folder: Path, work: Path) -> dict[str, Loader]:
     from PIL import Image
 
-    source = pictures.of_folder(folder)
+    try:
+        source = pictures.of_folder(folder)
+    except DataError as error:
+        sys.exit(str(error))
     if source is None:
         sys.exit(f"{folder}: no train/<class>/ in it")
     prepared.prepare(source, work / "set", False, lambda text: None)
