@@ -197,7 +197,7 @@ def test_several_ranks_agree_at_least_every_few_seconds_whether_they_were_told_t
     one, m = training(tmp_path, stand_ins)
     m.world = SimpleNamespace(size=2, rank=0)
     course = one._course
-    for since, steps, until in ((0.01, 3, 20), (40.0, 12, 1), (9.0, 11, 5)):
+    for since, steps, until in ((0.01, 3, learning.MOST_UNASKED), (40.0, 12, 1), (9.0, 11, 5)):
         course.step = one._asked
         assert not one._is_due(since, steps)
         assert one._asked == course.step + until

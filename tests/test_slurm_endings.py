@@ -116,7 +116,8 @@ def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_p
         assert row.status == "failed"
         assert row.throughput
         assert row.throughput > 0
-    said = site.main("resubmit")
+    # Slurm takes a moment longer to end the job.
+    said = site.wait(lambda: "has not ended yet" not in (text := site.main("resubmit")) and text)
     assert "proposed for both sides: --time=00:20:00; attempt 2 of 3" in said
     assert len(site.results.runs()) == 1
     site.main("resubmit", "--apply")
