@@ -144,9 +144,10 @@ def lines(found: Sequence[Outcome]) -> list[Line]:
     chances = [o.found.p for o in found if o.found is not None and not o.found.within]
     adjusted = iter(ratios.holm(chances))
     default = {_point(o): o for o in found if o.found is not None and o.row.mode == DEFAULT}
+    texts = [{"which": one, "besides": other} for one, other in zip(_which(found), _besides(found), strict=True)]
     return [
-        _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)), *texts)
-        for o, *texts in zip(found, _which(found), _besides(found), strict=True)
+        _line(o, next(adjusted) if o.found is not None and not o.found.within else None, default.get(_point(o)), **told)
+        for o, told in zip(found, texts, strict=True)
     ]
 
 
@@ -182,7 +183,7 @@ def _point(outcome: Outcome) -> tuple[object, ...]:
     return (*surroundings(outcome.pairs[0]), *(getattr(outcome.row, name) for name in (*names, *what)))
 
 
-def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which: str, besides: str) -> Line:
+def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, **told: Any) -> Line:
     one, other = outcome.pairs[0]
     found = outcome.found
     sides = [*zip(*outcome.pairs, strict=True)]
@@ -239,8 +240,7 @@ def _line(outcome: Outcome, p_holm: float | None, default: Outcome | None, which
         proof=_proof(outcome),
         far_off=SEVERAL.join(outcome.far),
         apart=SEVERAL.join(outcome.apart),
-        which=which,
-        besides=besides,
+        **told,
         why=outcome.why,
     )
 
