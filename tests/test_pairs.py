@@ -207,8 +207,8 @@ def test_points_that_read_alike_are_told_apart_by_what_differs() -> None:
     there = [row.replace(nodes=1, target="h100") for row in sides([1.5, 1.52, 1.49, 1.51])]
     elsewhere = [row.replace(group="other", run_id="other", nodes=2) for row in there]
     found = points.lines(outcomes(there + elsewhere))
-    assert [line.which for line in found] == ["nodes 1", "nodes 2"]
-    assert [line.which for line in points.lines(outcomes(there))] == [""]
+    assert [line.besides for line in found] == ["nodes 1", "nodes 2"]
+    assert [line.besides for line in points.lines(outcomes(there))] == [""]
 
 
 def test_one_device_that_several_are_compared_with_is_named_and_no_result_of_many() -> None:
