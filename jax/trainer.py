@@ -56,7 +56,7 @@ class Trainer(Training):
 
     @functools.cached_property
     def _turned(self) -> Any:
-        """Images as NHWC, turned on the device: on the host a thread takes longer for it than a GPU for the step."""
+        """Images as NHWC, turned on the device: XLA copies a strided array to a GPU by one thread of the host."""
         return jax.jit(lambda inputs: tuple(a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for a in inputs))
 
     def advance(self, placed: Any, rate: float) -> Any:

@@ -63,7 +63,7 @@ def _allowed(decision: Decision, cluster: Cluster, own: bool, asked: Asked) -> D
     job = _with_a_node_left(decision.job, target, asked)
     words = decision.words
     if job != decision.job:
-        words = words.replace(AVOIDING, "; there is no other node, so it may run again on ")
+        words = words.replace(AVOIDING, "; Slurm would refuse a job that avoids it, so it may run again on ")
     return _within_limit(replace(decision, job=job, words=words), job, target, own, asked)
 
 
@@ -136,7 +136,7 @@ def _within_limit(decision: Decision, job: Job, target: Target, own: bool, asked
 
 
 def most_minutes(job: Job, target: Target, asked: Asked | None = None) -> float | None:
-    """Return the target's own time limit, else its partition's; None if it has neither."""
+    """Return the target's own time limit, else its partition's; None if that is not known, or a QOS may lift it."""
     lines = target.for_job(job).directives
     own = directives.minutes(directives.value(lines, "--time") or "")
     return own if own is not None or target.scheduler == "local" else (asked or Asked()).most_minutes(lines)
