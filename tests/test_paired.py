@@ -166,8 +166,8 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
         ),
         pytest.param(
             "pytorch/training.py",
-            "        return float(handle)\n",
-            "        return float(handle) + __import__('random').random() * 1e-9\n",
+            "        return float(self._over_all(handle))\n",
+            "        return float(self._over_all(handle)) + __import__('random').random() * 1e-9\n",
             ("--mode", "default+deterministic"),
             "status (pytorch: failed: input: switch deterministic did not take: on was set, off was found (a repeat",
             id="bits of a repeat",
