@@ -134,10 +134,10 @@ def test_a_driver_killed_at_any_instant_leaves_no_unknown_job_and_its_rerun_no_s
             assert driver.returncode == 0, said
             return
         # By what is done and not by the clock: how fast a machine submits changes from one round to the next.
-        sent = kill.randrange(10)
+        sent = kill.randrange(8)
         while driver.poll() is None and not (intent.names(site.results) and number_sent() >= sent):
             time.sleep(0.002)
-        time.sleep(kill.uniform(0.0, 0.05))
+        time.sleep(kill.uniform(0.0, 0.01))
         driver.kill()
         driver.communicate()
 

@@ -98,7 +98,7 @@ SILENT_SECONDS = 30.0
 def cluster_name() -> str:
     """Return Slurm's name of the cluster that answers here or, if none does, that is configured here; else empty."""
     if not _known_name and not (_silent_since and time.monotonic() - _silent_since[0] < SILENT_SECONDS):
-        _known_name.extend(_named(output(["scontrol", "show", "config"], "the cluster's name", []) or ""))
+        _known_name[:] = _named(output(["scontrol", "show", "config"], "the cluster's name", []) or "")
         _silent_since[:] = [] if _known_name else [time.monotonic()]
     return "".join(_known_name) or _configured_name()
 

@@ -8,8 +8,9 @@ import contextlib
 import io
 import re
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import submitit
@@ -29,6 +30,8 @@ SBATCH_SECONDS = 180
 # A controller that was stopped first processes what it was sent; a job counts as missing only after this long.
 SETTLING_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
+# Calls of sbatch that overlap where a target has no pause between them: each waits for Slurm most of its time.
+AT_ONCE = 8
 DAY = 24 * 60  # minutes
 
 _NOT_SENT = re.compile(r"Unable to contact slurm controller", re.IGNORECASE)
@@ -97,31 +100,86 @@ def send(
 ) -> None:
     """Submit each run's script, unless that was done; a run that sbatch refuses is set to failed, the others continue.
 
-    Where the target has arrays, runs of one shape are submitted as one. ``targets`` are as ``Target.for_job`` made
-    them, one for each run; ``passed`` is as in ``environment``. Needs ``slurm.only_driver``. Raises NotNowError if the
-    target or Slurm takes no more now, or Slurm does not answer: what was not sent then stays queued.
+    Where the target has arrays, runs of one shape are submitted as one. ``targets`` are as ``Target.for_job`` made the
+    one target of all runs, for each run; ``passed`` is as in ``environment``. Needs ``slurm.only_driver``. Raises
+    NotNowError if the target or Slurm takes no more now, or Slurm does not answer: what was not sent then stays queued.
     """
     logs = results.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)  # submitit's receipts; Slurm's logs too
     left = [(run, target) for run, target in zip(runs, targets, strict=True) if not intent.decided(run)]
+    if not left:
+        return
+    target, stopped = left[0][1], threading.Event()
+
+    def one(batch: list[Run], target: Target) -> None:
+        if sent := [run for run in batch if not intent.decided(run)]:  # some may have been cancelled meanwhile
+            _send_what_fits(sent, target, logs, say, stopped)
+
+    # Both are of the whole process, so not for each call. submitit also prints what it raises.
+    with environment(target, passed), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            _overlapping(one, _batches(left, results), 1 if target.pause else AT_ONCE, stopped)
+        finally:
+            _clear(logs)
+
+
+def _overlapping(
+    one: Callable[[list[Run], Target], None],
+    batches: Iterator[tuple[list[Run], Target]],
+    at_once: int,
+    stopped: threading.Event,
+) -> None:
+    """Call ``one`` for each of ``batches``, ``at_once`` of them at a time, until one raises; wait for those under way.
+
+    Raises NotNowError only if no other error was raised: after it, nobody looks for jobs whose submission is unclear.
+    If it is interrupted itself, as by Ctrl-C, ``stopped`` is set, so that no call takes up what fails now.
+    """
+    free, failed = threading.Semaphore(at_once - 1), list[BaseException]()
+    threads: list[threading.Thread] = []
+
+    def call(batch: list[Run], target: Target) -> None:
+        try:
+            one(batch, target)
+        except BaseException as error:  # raised below
+            failed.append(error)
+        finally:
+            free.release()
+
+    try:
+        for batch, target in batches:
+            threads.append(threading.Thread(target=call, args=(batch, target), daemon=True))
+            threads[-1].start()
+            free.acquire()
+            if failed:
+                break
+    except NotNowError as error:
+        failed.append(error)
+    except BaseException:
+        stopped.set()
+        raise
+    finally:
+        for thread in threads:
+            thread.join()
+    for first in sorted(failed, key=lambda one: isinstance(one, NotNowError)):
+        raise first
+
+
+def _batches(left: list[tuple[Run, Target]], results: Results) -> Iterator[tuple[list[Run], Target]]:
+    """Yield what one sbatch submits, when its target takes it. Raises NotNowError when that takes no more."""
     room: int | None = None
     for number, batch in enumerate(array.batches([run for run, _ in left], [target for _, target in left])):
-        run, target = batch[0]
+        (run, target), fit = batch[0], [run for run, _ in batch]
         if target.hours is not None and not _is_open(target.hours):
             raise NotNowError(f"its target's hours begin at {target.hours[0] // 60:02d}:{target.hours[0] % 60:02d}")
         if number:
             time.sleep(target.pause)
-        with environment(target, passed):
-            if target.max_jobs:
-                room = _room(run, target.max_jobs, results) if room is None else room
-            fit = batch if room is None else batch[:room]
-            # Some may have been cancelled while Slurm was asked.
-            if sent := [run for run, _ in fit if not intent.decided(run)]:
-                _send_what_fits(sent, target, logs, say)
-            if room is not None:
-                room -= len(fit)
-                if len(fit) < len(batch):
-                    raise NotNowError(f"its target allows {target.max_jobs} jobs at once (max_jobs)")
+        if target.max_jobs:
+            room = _room(run, target.max_jobs, results) if room is None else room
+            fit, room = fit[:room], max(0, room - len(fit))
+        if fit:
+            yield fit, target
+        if len(fit) < len(batch):
+            raise NotNowError(f"its target allows {target.max_jobs} jobs at once (max_jobs)")
 
 
 def _is_open(hours: tuple[int, int]) -> bool:
@@ -131,23 +189,23 @@ def _is_open(hours: tuple[int, int]) -> bool:
     return (now.tm_hour * 60 + now.tm_min - begin) % DAY < (end - begin) % DAY
 
 
-def _send_what_fits(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
+def _send_what_fits(runs: list[Run], target: Target, logs: Path, say: Say, stopped: threading.Event) -> None:
     """Submit ``runs`` at once; if that is more than Slurm takes now, as many as it does. Raises NotNowError then.
 
     A limit on jobs counts the elements of an array, and Slurm refuses an array as a whole.
     """
     try:
-        _send(runs, target, logs, say)
+        _send(runs, target, logs, say, stopped)
     except FullError:
         if len(runs) == 1:
             raise
         left, size = runs, 1
         while left:
-            _send(left[:size], target, logs, say)
+            _send(left[:size], target, logs, say, stopped)
             left, size = left[size:], 2 * size
 
 
-def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
+def _send(runs: list[Run], target: Target, logs: Path, say: Say, stopped: threading.Event) -> None:
     """Submit one script, or an array of several, or record sbatch's refusal. Raises NotNowError as ``send`` does."""
     if len(runs) > 1:
         name, script = array.write(runs, logs)
@@ -158,12 +216,12 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
     since, wait = time.time(), 5.0
     while True:
         try:
-            with contextlib.redirect_stderr(io.StringIO()):  # submitit also prints what it raises
-                job = ScriptExecutor(logs, name, script, target).submit(Script(script))
+            job = ScriptExecutor(logs, name, script, target).submit(Script(script))
         except (FailedJobError, FailedSubmissionError) as error:
             code = getattr(error.__cause__, "returncode", 0)
             message = " ".join(str(error).split()) or f"exit code {code}"
-            _clear(logs)
+            if stopped.is_set():
+                raise UnclearError(f"{name}: whether it was submitted is unknown: interrupted") from error
         else:
             _record(runs, [str(job.job_id)] if len(runs) == 1 else [f"{job.job_id}_{n}" for n in range(len(runs))])
             return
@@ -195,7 +253,7 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say) -> None:
 
 
 def _clear(logs: Path) -> None:
-    """Remove what submitit leaves of a submission that failed; while a queue is full, one does every half minute."""
+    """Remove what submitit leaves of submissions that failed; while a queue is full, one does every half minute."""
     for pattern in (".submission_file_*.sh", f"{32 * '[0-9a-f]'}.pkl"):
         for path in logs.glob(pattern):
             if not path.is_symlink():  # which one that was taken leaves
