@@ -1,13 +1,12 @@
 """Calls of sbatch that overlap, where a target has no pause between them: what fails in one touches no other."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from conftest import SUBMIT, Site, heeding_ctrl_c
 from duel.launch import sbatch
 
 CPU = ("--partition=cpu", "--time=00:10:00", "--mem=2G", "--begin=now+1hour")
-# The first call fails at once, where it is told to; all others take a second. Each notes when it begins and ends.
+# The first call fails at once, where it is told to; all others take some seconds. Each notes when it begins and ends.
 SLOW = """
 case " $* " in *" --test-only "*) exec sbatch "$@";; esac
 date +"%s.%N begins" >> {folder}/calls
@@ -25,7 +24,7 @@ if {fails} && mkdir {folder}/first 2>/dev/null; then
     echo "sbatch: error: Batch job submission failed: Access/permission denied" >&2
     exit 1
 fi
-sleep 1
+sleep {seconds}
 sbatch "$@"
 code=$?
 date +"%s.%N ends" >> {folder}/calls
@@ -33,8 +32,8 @@ exit $code
 """
 
 
-def slow_sbatch(site: Site, fails: str = "false", pause: str = "0") -> None:
-    site.stand_in("sbatch", SLOW.format(folder=site.folder, fails=fails))
+def slow_sbatch(site: Site, fails: str = "false", pause: str = "0", seconds: int = 1) -> None:
+    site.stand_in("sbatch", SLOW.format(folder=site.folder, fails=fails, seconds=seconds))
     site.target(*CPU, more=f"    submit: {site.folder}/stand-in-sbatch\n    sender: none\n")
     file = site.folder / "cluster.yaml"
     file.write_text(file.read_text().replace("pause: 0\n", f"pause: {pause}\n"))
@@ -69,29 +68,49 @@ def test_a_call_that_is_refused_takes_no_other_s_script_away(site: Site) -> None
     assert left == [], "what submitit leaves of a submission that failed"
 
 
-def test_ctrl_c_ends_all_calls_at_once_and_the_next_command_sends_each_job_once(site: Site) -> None:
-    slow_sbatch(site)
-    with heeding_ctrl_c():
+def interrupted(site: Site, number: int, ready: Callable[[], Any]) -> str:
+    """What a driver says that sends ``number`` jobs, and ends by a terminal's Ctrl-C, once ``ready``, at once."""
+    with heeding_ctrl_c(), open(site.folder / "said.txt", "w") as said:
         driver = subprocess.Popen(
-            [sys.executable, "-c", SUBMIT, "10"],
+            [sys.executable, "-c", SUBMIT, str(number)],
             cwd=site.folder,
             env=site.environment,
-            stdout=subprocess.PIPE,
+            stdout=said,
             stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,  # a terminal sends it to the calls, too
+            start_new_session=True,
         )
-    site.wait(lambda: (site.folder / "calls").exists() and len((site.folder / "calls").read_text().splitlines()) >= 4)
+    site.wait(ready)
     pressed = time.monotonic()
     os.killpg(driver.pid, signal.SIGINT)
-    said = driver.communicate(timeout=60)[0]
-    assert driver.returncode not in (0, None)
+    driver.wait(timeout=60)
+    assert time.monotonic() - pressed < 3, "it went on instead of ending"
+    return (site.folder / "said.txt").read_text()
+
+
+@pytest.mark.parametrize(("pause", "number"), [("0", 10), ("0", 2), ("0.01", 2)])
+def test_ctrl_c_ends_a_driver_at_once_and_the_next_command_sends_each_job_once(
+    site: Site, pause: str, number: int
+) -> None:
+    slow_sbatch(site, pause=pause, seconds=8)  # which timeout keeps from Ctrl-C: it outlives the driver, with its lock
+    calls = site.folder / "calls"
+    expected = min(number, sbatch.AT_ONCE if pause == "0" else 1)
+    said = interrupted(site, number, lambda: calls.exists() and len(calls.read_text().splitlines()) == expected)
     assert "KeyboardInterrupt" in said
-    assert time.monotonic() - pressed < sbatch.SETTLING_SECONDS, "it looked for jobs instead of ending"
-    again = site.popen("-c", SUBMIT, "10").communicate(timeout=120)[0]
-    assert re.search("continuing the submission of 10 jobs", again)
+    again = site.popen("-c", SUBMIT, str(number)).communicate(timeout=120)[0]
+    assert f"continuing the submission of {number} jobs" in again
+    assert len(site.jobs()) == number
     assert site.jobs() == dict.fromkeys((run.id for run in site.results.runs()), 1)
-    assert len(site.jobs()) == 10
+
+
+@pytest.mark.parametrize("pause", ["0", "0.01"])
+def test_after_ctrl_c_nothing_more_is_sent(site: Site, pause: str) -> None:
+    slow_sbatch(site, pause=pause)
+    site.slurm.stop_controller()
+    said = interrupted(site, 2, lambda: "retrying in" in (site.folder / "said.txt").read_text())
+    assert "KeyboardInterrupt" in said
+    site.start_controller()
+    time.sleep(6)  # longer than it would have waited
+    assert not site.jobs()
 
 
 def overlapping(batches: Iterator[Any], one: Any) -> None:

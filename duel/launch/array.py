@@ -1,5 +1,6 @@
 """Job arrays: runs of one shape that one sbatch submits, each an element that ends, or is cancelled, by itself."""
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ def write(runs: Sequence[Run], folder: Path) -> tuple[str, Path]:
 
     Returns the array's name and the script.
     """
-    name = f"duel-array-{stamp()}"
+    name = f"duel-array-{stamp()}{os.urandom(4).hex()}"  # several may be written at once
     lines, shell = _shape(runs[0])
     given = directives.of_script(files.read(runs[0].script).decode())
     output = [line.replace("%j", "%A_%a") for line in given if "--output" in directives.names(line)]

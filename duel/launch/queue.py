@@ -97,9 +97,11 @@ SILENT_SECONDS = 30.0
 
 def cluster_name() -> str:
     """Return Slurm's name of the cluster that answers here or, if none does, that is configured here; else empty."""
-    if not _known_name and not (_silent_since and time.monotonic() - _silent_since[0] < SILENT_SECONDS):
-        _known_name[:] = _named(output(["scontrol", "show", "config"], "the cluster's name", []) or "")
-        _silent_since[:] = [] if _known_name else [time.monotonic()]
+    silent = _silent_since[-1:]  # calls of sbatch that overlap come here at once
+    if not _known_name and not (silent and time.monotonic() - silent[0] < SILENT_SECONDS):
+        if found := _named(output(["scontrol", "show", "config"], "the cluster's name", []) or ""):
+            _known_name[:] = found
+        _silent_since[:] = [] if found else [time.monotonic()]
     return "".join(_known_name) or _configured_name()
 
 

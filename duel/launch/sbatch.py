@@ -32,8 +32,10 @@ SETTLING_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 # Calls of sbatch that overlap where a target has no pause between them: each waits for Slurm most of its time.
 AT_ONCE = 8
+STARTING_SECONDS = 0.5  # what is about to be started still gets this environment and the lock
 DAY = 24 * 60  # minutes
 
+_asking = threading.Lock()  # a controller that is slow is not asked by several calls at once
 _NOT_SENT = re.compile(r"Unable to contact slurm controller", re.IGNORECASE)
 
 Say = Callable[[str], None]
@@ -120,7 +122,8 @@ def send(
         try:
             _overlapping(one, _batches(left, results), 1 if target.pause else AT_ONCE, stopped)
         finally:
-            _clear(logs)
+            if not stopped.is_set():  # else some may be under way; the next one who sends does it
+                _clear(logs)
 
 
 def _overlapping(
@@ -132,7 +135,8 @@ def _overlapping(
     """Call ``one`` for each of ``batches``, ``at_once`` of them at a time, until one raises; wait for those under way.
 
     Raises NotNowError only if no other error was raised: after it, nobody looks for jobs whose submission is unclear.
-    If it is interrupted itself, as by Ctrl-C, ``stopped`` is set, so that no call takes up what fails now.
+    ``stopped`` is set once a submission is, or by Ctrl-C: no call then begins, waits or looks for anything. After
+    Ctrl-C an sbatch that was begun is left to itself (``slurm.only_driver``).
     """
     free, failed = threading.Semaphore(at_once - 1), list[BaseException]()
     threads: list[threading.Thread] = []
@@ -142,24 +146,30 @@ def _overlapping(
             one(batch, target)
         except BaseException as error:  # raised below
             failed.append(error)
+            if isinstance(error, UnclearError):
+                stopped.set()
         finally:
             free.release()
 
     try:
-        for batch, target in batches:
-            threads.append(threading.Thread(target=call, args=(batch, target), daemon=True))
-            threads[-1].start()
-            free.acquire()
-            if failed:
-                break
-    except NotNowError as error:
-        failed.append(error)
-    except BaseException:
-        stopped.set()
-        raise
-    finally:
+        try:
+            for batch, target in batches:
+                thread = threading.Thread(target=call, args=(batch, target), daemon=True)
+                thread.start()
+                threads.append(thread)
+                free.acquire()
+                if failed:
+                    break
+        except Exception as error:
+            failed.append(error)
         for thread in threads:
             thread.join()
+    except BaseException:
+        stopped.set()
+        until = time.monotonic() + STARTING_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        raise
     for first in sorted(failed, key=lambda one: isinstance(one, NotNowError)):
         raise first
 
@@ -215,13 +225,13 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say, stopped: thread
             runs[0].write_launch(array="")
     since, wait = time.time(), 5.0
     while True:
+        if stopped.is_set():
+            raise UnclearError(f"{name}: interrupted")
         try:
             job = ScriptExecutor(logs, name, script, target).submit(Script(script))
         except (FailedJobError, FailedSubmissionError) as error:
             code = getattr(error.__cause__, "returncode", 0)
             message = " ".join(str(error).split()) or f"exit code {code}"
-            if stopped.is_set():
-                raise UnclearError(f"{name}: whether it was submitted is unknown: interrupted") from error
         else:
             _record(runs, [str(job.job_id)] if len(runs) == 1 else [f"{job.job_id}_{n}" for n in range(len(runs))])
             return
@@ -234,7 +244,7 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say, stopped: thread
         unclear = reached and (refusal.is_silence(message) or code in (0, 124, 137) or code < 0)
         if unclear:
             say(f"{name}: {message}. It may have been submitted anyway: looking for it")
-        if ids := look_up(runs, since, patient=unclear) if reached else []:
+        if ids := look_up(runs, since, unclear, stopped) if reached else []:
             _record(runs, ids, adopted=message)
             say(f"{name} is job {ids[0]}")
             return
@@ -248,7 +258,7 @@ def _send(runs: list[Run], target: Target, logs: Path, say: Say, stopped: thread
         if time.time() - since + wait > PATIENCE_SECONDS:
             raise NotNowError(f"Slurm does not answer: {message}")
         say(f"{name}: not sent, {message}; retrying in {wait:.0f} s")
-        time.sleep(wait)
+        stopped.wait(wait)
         wait = min(2 * wait, 60.0)
 
 
@@ -266,15 +276,18 @@ def _record(runs: list[Run], ids: list[str], **launch: str) -> None:
         run.write_launch(slurm_job_id=job_id, sent=utc(), cluster=queue.cluster_name(), **launch)
 
 
-def look_up(runs: list[Run], since: float, patient: bool) -> list[str]:
+def look_up(runs: list[Run], since: float, patient: bool, stopped: threading.Event) -> list[str]:
     """Return the ids of the jobs of ``runs``, which one sbatch was to submit; empty if Slurm has none.
 
     ``patient``: they may just have been sent, and Slurm not have processed it yet. Raises UnclearError if Slurm does
-    not answer.
+    not answer, or ``stopped`` is set meanwhile.
     """
     deadline, answered = time.time() + PATIENCE_SECONDS, False
     while True:
-        found, answer = find(runs, since)
+        with _asking:
+            if stopped.is_set():
+                raise UnclearError(f"{runs[0].id}: whether it was submitted is unknown: interrupted")
+            found, answer = find(runs, since)
         if len(found) == len(runs):
             return [found[run.id].id for run in runs]
         if answer.controller and (answered or not patient):
@@ -282,7 +295,7 @@ def look_up(runs: list[Run], since: float, patient: bool) -> list[str]:
         if not answer.controller and time.time() > deadline:
             raise UnclearError(f"{runs[0].id}: whether it was submitted is unknown: {'; '.join(answer.notes)}")
         answered = answer.controller
-        time.sleep(SETTLING_SECONDS)
+        stopped.wait(SETTLING_SECONDS)
 
 
 def _room(run: Run, most: int, results: Results) -> int:
