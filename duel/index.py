@@ -24,6 +24,7 @@ FORMAT = 1
 INDEX_BYTES = 1 << 28
 COPIED_BYTES = 1 << 20  # at once
 TRIES, PAUSE_SECONDS = 5, 0.02  # the table may be replaced meanwhile, a moment before its index is
+RULES = ("comparability.py", "evidence.py")
 TABLE_COLUMNS = digest({"columns": COLUMNS})
 
 
@@ -47,7 +48,7 @@ class Index(msgspec.Struct, frozen=True):
     format: int = FORMAT
     columns: str = TABLE_COLUMNS
     table: tuple[int, int] = (0, 0)
-    proofs: str = ""  # a digest of the certificates that the rows were judged by
+    proofs: str = ""  # a digest of the certificates and rules that the rows were judged by
     places: dict[str, Place] = {}
 
     @property
@@ -205,8 +206,8 @@ def forgotten(results: Results, run_id: str) -> Iterator[None]:
 
 
 def proofs(folder: Path) -> str:
-    """Return a digest that changes when any of the certificates in ``folder`` does."""
-    found: dict[str, Any] = {}
+    """Return a digest that changes when any of the certificates in ``folder`` does, or how rows are judged."""
+    found: dict[str, Any] = {name: (Path(__file__).parent / name).read_text() for name in RULES}
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
             seen = entry.stat(follow_symlinks=False)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from duel.launch.schema import Cluster
 from duel.launch.submit import Before
 from duel.launch.views import RunView
 from duel.measure import supervisor
+from duel.measure.sinks import MetricsWriter
 from duel.record import Row
+from duel.report import compare
 from duel.report.pairs import outcomes
 from duel.report.sessions import over_sessions
 from duel.results import Results, Run
@@ -326,3 +329,17 @@ def test_a_training_goes_on_with_the_switches_that_it_began_with(results: Result
     (first, *_) = run.left()
     assert first.recipe
     assert (first.rung, first.switches, first.tuning) == (1, "donation=on", "the best of 8 by x")
+
+
+def test_losses_are_compared_between_the_frameworks_alone(tmp_path: Path) -> None:
+    """Not between two attempts of a paired run, and of each side only those of its first row."""
+    runs = [
+        Run(tmp_path / name) for name in ("paired_mnist_1-a", "paired_mnist_1-b", "jax_mnist_1-c", "pytorch_mnist_1-c")
+    ]
+    for run, loss in zip(runs, (1.0, 1.0, 1.0, 2.0), strict=True):
+        run.folder.mkdir()
+        for row in (0, 1):
+            MetricsWriter(run.metrics)("loss", row=row, step=1, loss=loss * (1 + 9 * row))
+    assert compare.curve_remark(runs[:2]) == []
+    (said,) = compare.curve_remark(runs[2:])
+    assert said == "Relative loss difference: 5.0e-01 at step 1, at most 5.0e-01 in the first 1 steps."

@@ -37,11 +37,19 @@ def sides(*apart: float) -> list[Row]:
         ((0.03, 0.031, 0.029, 0.03, 0.032), "JAX is more accurate"),
         ((-0.03, -0.031, -0.029, -0.03, -0.032), "PyTorch is more accurate"),
         ((0.02, -0.03, 0.01, 0.04, -0.02), "undecided"),
+        ((-0.0054, 0.0123, 0.03, 0.0477, 0.0654), "undecided"),  # the 90 % interval alone excludes 0
         ((0.001, -0.001, 0.002, -0.002), "no verdict, 4 of 5 seeds"),
     ],
 )
 def test_the_verdict_on_accuracies(apart: tuple[float, ...], said: str) -> None:
     assert said in learned.verdict(sides(*apart))
+
+
+def test_seeds_of_another_version_leave_no_verdict() -> None:
+    rows = sides(*[0.03, 0.031, 0.029, 0.03, 0.032])
+    rows[4] = rows[4].replace(framework_version="0.12")
+    assert learned.difference(rows) is None
+    assert "no verdict, seeds differ: framework_version of jax" in learned.verdict(rows)
 
 
 def test_times_have_their_unit_and_trainings_that_read_alike_their_group(tmp_path: Path) -> None:

@@ -214,6 +214,19 @@ def test_an_index_that_is_damaged_or_of_another_table_is_made_again(
     assert index.load(results).settled == {run.id for run in runs}
 
 
+def test_rows_are_judged_again_by_other_rules(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verdict of an older version would stay in the table."""
+    assert all((Path(index.__file__).parent / name).exists() for name in index.RULES)
+    before = index.proofs(results.folder / "parity")
+    assert index.proofs(results.folder / "parity") == before
+    for name in index.RULES:
+        (tmp_path / name).write_text("other rules")
+    monkeypatch.setattr(index, "__file__", str(tmp_path / "index.py"))
+    assert index.proofs(results.folder / "parity") != before
+
+
 def test_a_run_that_continues_is_read_again(results: Results) -> None:
     run = interrupted(results, 3, "time limit")
     assert [row.status for row in merge(results)] == [FINISHED] * 3 + [FAILED] * 5

@@ -227,6 +227,7 @@ def test_a_folder_is_of_one_device(results: Results) -> None:
     [
         ([1.5], {"preset": "smoke"}, "preset smoke, in turn: --paired and preset standard or publication are needed"),
         ([1.5] * 4, {"git_dirty": True}, "the code that ran was not committed"),
+        ([1.5] * 4, {"script": "edited by hand"}, "its script was edited by hand"),
     ],
 )
 def test_what_claims_nothing_is_left_out_with_its_reason(

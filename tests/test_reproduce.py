@@ -132,12 +132,14 @@ def test_each_job_runs_once_and_the_exit_code_is_of_all_points(
     monkeypatch.setattr(reproduce.manage, "wait", lambda runs, results: None)
     monkeypatch.setattr(reproduce, "merge", lambda results: rows)
     here: Any = (None, None, print)
-    assert not reproduce.reproduce([first, first], *here)
+    assert reproduce.reproduce([first, first], *here) == 1
     assert asked == [first.job]
     assert "2 differs" in capsys.readouterr().out
     rows = judged(session([1.5] * 4, 20.0, **FULL))
-    assert reproduce.reproduce([first], *here)
+    assert reproduce.reproduce([first], *here) == 0
     assert "chance alone: about 0.1 of 1 outside" in capsys.readouterr().out
+    rows = judged([dataclasses.replace(row, restarts=1) for row in rows])
+    assert reproduce.reproduce([first], *here) == 2, "no point allows a statement"
 
 
 def test_nothing_is_stated_without_sessions_or_without_a_ratio(records: Records) -> None:

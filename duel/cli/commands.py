@@ -305,7 +305,7 @@ def reproduce(args: argparse.Namespace, results: "Results") -> int:
     reproduce.show(found, chosen)
     if args.dry_run:
         return 0
-    return 0 if reproduce.reproduce(chosen, cluster.load(ROOT / "cluster.yaml"), results, say) else 1
+    return reproduce.reproduce(chosen, cluster.load(ROOT / "cluster.yaml"), results, say)
 
 
 def bundle(args: argparse.Namespace, results: "Results") -> int:

@@ -104,8 +104,11 @@ def show(records: Records, chosen: Sequence[Point]) -> None:
     )
 
 
-def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: Say) -> bool:
-    """Measure ``chosen`` and report whether each point agrees. Return True unless one differs among all of them."""
+def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: Say) -> int:
+    """Measure ``chosen`` and report whether each point agrees.
+
+    Return 1 if one differs among all of them, 2 if there is no statement on any, else 0.
+    """
     by_target: dict[str, list[Job]] = {}
     for job in dict.fromkeys(point.job for point in chosen):
         by_target.setdefault(job.target, []).append(job)
@@ -121,7 +124,7 @@ def reproduce(chosen: Sequence[Point], cluster: Cluster, results: Results, say: 
         found.append(judge(point, next(here, None)))
     said = verdicts([one.p for one in found])
     terminal.show(_table(chosen, found, said))
-    return DIFFERS not in said
+    return 1 if DIFFERS in said else 2 if {*said} == {OPEN} else 0
 
 
 def judge(point: Point, now: Outcome | None) -> Judged:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from duel.catalogue import USE_CASES
+from duel import tries
+from duel.catalogue import FRAMEWORKS, USE_CASES
 from duel.certificate import VERIFIED
 from duel.comparability import COMPARABLE, judged
 from duel.modes import DEFAULT
@@ -95,8 +96,8 @@ def remarks(rows: list[Row]) -> list[str]:
     if len({row.framework for row in done}) < 2:
         return []
     points: dict[Any, list[Row]] = {}
-    for row in done:
-        points.setdefault(point(row), []).append(row)
+    for row in tries.counted(done):
+        points.setdefault((point(row), row.repeat), []).append(row)
     differing = [n for n in SAME_COMPUTATION if any(len({getattr(row, n) for row in p}) > 1 for p in points.values())]
     lines = [f"NOT the same computation: {', '.join(differing)} differ."] if differing else []
     if not differing:
@@ -190,8 +191,10 @@ def sharpness(found: list[Outcome]) -> list[tuple[str, str]]:
 
 def curve_remark(runs: list[Run]) -> list[str]:
     """Return how far apart the opening losses of two runs are, relative to the larger loss of each step."""
+    if sorted(run.id.partition("_")[0] for run in runs) != sorted(FRAMEWORKS):  # attempts, or both sides in one run
+        return []
     curves = [_losses(run) for run in runs]
-    if len(curves) != 2 or not all(curves):
+    if not all(curves):
         return []
     apart = [abs(a - b) / (max(abs(a), abs(b)) or 1.0) for a, b in zip(*curves, strict=False)][:CURVE_STEPS]
     first, worst = apart[0], max(apart)
@@ -199,8 +202,9 @@ def curve_remark(runs: list[Run]) -> list[str]:
 
 
 def _losses(run: Run) -> list[float]:
-    """Return the opening losses in metrics.jsonl, up to one that is no number or diverges."""
-    found = [event.get("loss") for event in run.events()[0] if event["event"] == "loss"]
+    """Return the opening losses of the first row in metrics.jsonl, up to one that is no number or diverges."""
+    events = [event for event in run.events()[0] if event["event"] == "loss"]
+    found = [event.get("loss") for event in events if event.get("row") == events[0].get("row")]
     usable: list[float] = []
     for loss in found:
         if not isinstance(loss, int | float) or not abs(loss) < MOST_LOSS:

@@ -7,6 +7,7 @@ of two modes in which a framework has the same switches, as it has in ``tuned`` 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from duel.catalogue import CLAIM_SESSIONS, FRAMEWORKS
 from duel.record import Row
@@ -61,8 +62,37 @@ def across(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]], framewo
     alike = len({tuple(getattr(row, name) for name in ALIKE) for row in rows}) == 1
     if not alike or min(len(one), len(other)) < CLAIM_SESSIONS or not overlap(one, other):
         return None
-    means = [level(first) - level(second) for first, second in zip(one, other, strict=False)]
-    return Itself(framework, ratios.estimate(means), len(means))
+    try:
+        pairs = _nearest(one, other)
+    except (ValueError, TypeError):  # a time is damaged, or without its zone
+        return None
+    means = [level(first) - level(second) for first, second in pairs]
+    return Itself(framework, ratios.estimate(means), len(means)) if len(means) >= CLAIM_SESSIONS else None
+
+
+Sessions = Sequence[Sequence[Row]]
+
+
+def _nearest(one: Sessions, other: Sessions) -> list[tuple[Sequence[Row], Sequence[Row]]]:
+    """Return each session of the mode with fewer, beside the nearest in time of the other mode, unless that is taken.
+
+    Raises ValueError, or TypeError, if a time cannot be read.
+    """
+    if len(one) == len(other):
+        return list(zip(one, other, strict=True))
+    if len(one) > len(other):
+        return [(first, second) for second, first in _nearest(other, one)]
+    left = list(other)
+    found = []
+    for first in one:
+        second = min(left, key=lambda session: abs(_began(session) - _began(first)))
+        left.remove(second)
+        found.append((first, second))
+    return found
+
+
+def _began(session: Sequence[Row]) -> datetime:
+    return min(datetime.fromisoformat(str(row.started)) for row in session)
 
 
 def overlap(one: Sequence[Sequence[Row]], other: Sequence[Sequence[Row]]) -> bool:

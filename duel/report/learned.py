@@ -4,6 +4,7 @@ One training's accuracy varies with its seed by more than what is asked here, so
 trained by both sides from the same weights on the same batches.
 """
 
+import dataclasses
 import json
 import math
 import statistics
@@ -15,7 +16,9 @@ from duel.catalogue import FRAMEWORKS
 from duel.comparability import COMPARABLE, FOREIGN_LOAD, LEFT_OUT, machines_apart, partners
 from duel.files import Damaged, fitting, read
 from duel.record import Row
+from duel.report import ratios
 from duel.report.figure_data import Record
+from duel.report.itself import VERSIONS, changes
 from duel.results import Run
 from duel.states import FINISHED
 from duel.terminal import warn
@@ -24,6 +27,7 @@ from duel.tries import counted
 POINT = 0.01  # accuracies within it of each other are equivalent
 FEWEST_SEEDS = 5
 EQUIVALENT = 0.90  # confidence of the interval that must lie within it: two one-sided tests at 5 % (Schuirmann 1987)
+CHANCE = 1 - ratios.CONFIDENCE  # of a difference that is claimed and not there
 EQUAL, UNDECIDED = "equivalent within 1 point", "undecided"
 NAMES = {"jax": "JAX", "pytorch": "PyTorch"}
 
@@ -43,18 +47,22 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Difference:
-    """JAX's held-out top-1 accuracy minus PyTorch's, over seeds: the mean and its 90 % interval, shares of 1."""
+    """JAX's held-out top-1 accuracy minus PyTorch's, over seeds: the mean and its 90 % interval, shares of 1.
+
+    ``p`` is that of a t-test for a difference, which is claimed below 5 %.
+    """
 
     mean: float
     low: float
     high: float
     seeds: int
+    p: float
 
     @property
     def verdict(self) -> str:
         if self.low >= -POINT and self.high <= POINT:
             return EQUAL
-        if self.low > 0 or self.high < 0:
+        if self.p < CHANCE:
             return f"{'JAX' if self.mean > 0 else 'PyTorch'} is more accurate"
         return UNDECIDED
 
@@ -66,13 +74,19 @@ def is_training(rows: Sequence[Row]) -> bool:
 def difference(rows: Sequence[Row]) -> Difference | None:
     """Return the difference over seeds; None for fewer than ``FEWEST_SEEDS``, or if a pair is lost or not comparable.
 
-    Leaving that pair out would be choosing among results. Trainings that end at a target all end near it.
+    Leaving that pair out would be choosing among results. Trainings that end at a target all end near it, and those of
+    other versions are of another program.
     """
     pairs = [pair for pair in partners(rows) if pair[0].comparable]
     barred = any(one.comparable != COMPARABLE or one.target_accuracy for one, _ in pairs)
-    if barred or len(pairs) < _planned(rows):
+    if barred or len(pairs) < _planned(rows) or _changed(pairs):
         return None
     return _over([one.top1 - other.top1 for one, other in pairs if one.top1 is not None and other.top1 is not None])
+
+
+def _changed(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
+    """Return what differs between the trainings of one side, which should differ in their seeds alone."""
+    return changes(pairs, [*VERSIONS, "switches", "execution"])
 
 
 def _planned(rows: Sequence[Row]) -> int:
@@ -88,7 +102,8 @@ def _over(apart: Sequence[float]) -> Difference | None:
     mean = statistics.fmean(apart)
     error = statistics.stdev(apart) / math.sqrt(len(apart))
     half = float(special.stdtrit(len(apart) - 1, (1 + EQUIVALENT) / 2)) * error
-    return Difference(mean, mean - half, mean + half, len(apart))
+    p = 2 * float(special.stdtr(len(apart) - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return Difference(mean, mean - half, mean + half, len(apart), p)
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -113,6 +128,8 @@ def verdict(rows: Sequence[Row]) -> str:
         return f"{what}: {reached}; nothing to compare"
     if rows[0].target_accuracy:
         return f"{what}: {reached}; no verdict on accuracies, which end at a target"
+    if changed := _changed(pairs):
+        return f"{what}: {reached}; no verdict, seeds differ: {', '.join(changed)}"
     planned = _planned(rows)
     more = "" if planned >= FEWEST_SEEDS else f" (--seeds {FEWEST_SEEDS})"
     return f"{what}: {reached}; no verdict, {len(pairs)} of {max(planned, FEWEST_SEEDS)} seeds{more}"
@@ -132,8 +149,8 @@ def _of_target(rows: Sequence[Row]) -> str:
 def on_the_way(rows: Sequence[Row], folder: Path) -> list[str]:
     """Return in a sentence whether the two sides' curves agree after each epoch, if there is a verdict on their ends.
 
-    The curves are in the runs in ``folder``; epochs that not all seeds have on both sides are left out. After so many
-    epochs, some intervals exclude 0 by chance.
+    The curves are in the runs in ``folder``; epochs that not all seeds have on both sides are left out. A difference is
+    named if Holm's correction for all epochs confirms it.
     """
     ends = difference(rows)
     if ends is None:
@@ -151,6 +168,8 @@ def on_the_way(rows: Sequence[Row], folder: Path) -> list[str]:
             found[number] = one
     if not found:
         return []
+    adjusted = ratios.holm([one.p for one in found.values()])
+    found = {n: dataclasses.replace(one, p=p) for (n, one), p in zip(found.items(), adjusted, strict=True)}
     same = sum(one.verdict == EQUAL for one in found.values())
     number, most = max(found.items(), key=lambda item: abs(item[1].mean))
     apart = {n: one for n, one in found.items() if one.verdict not in (EQUAL, UNDECIDED)}

@@ -51,8 +51,8 @@ class Outcome:
 
     @property
     def row(self) -> Row:
-        """One of the rows, for what all have in common."""
-        return self.sessions[0][0][0]
+        """One of the rows, for what all have in common: one that knows its pair, unless all failed before that."""
+        return next((pair[side] for side in (0, 1) for pair in self.pairs if pair[side].pair), self.sessions[0][0][0])
 
     @property
     def last_start(self) -> str:
@@ -233,15 +233,15 @@ def _parts(pairs: Session) -> list[Session]:
 
 
 def claim(sessions: list[Session], apart: Sequence[str] = ()) -> Outcome:
-    """Return the outcome of ``sessions`` of comparable pairs: an indicative one if they are too few, which it says."""
+    """Return the outcome of ``sessions`` of comparable pairs: an indicative one if they are too few or not in turn."""
     pairs = [pair for session in sessions for pair in session]
-    mean = math.exp(statistics.fmean(logs(pairs)))
-    if len(sessions) < CLAIM_SESSIONS and len(pairs) < CLAIM_PAIRS:
-        return Outcome(sessions, why=_too_few(sessions), indicative=mean, apart=list(apart))
+    weak = Outcome(sessions, why=_too_few(sessions), indicative=math.exp(statistics.fmean(logs(pairs))), apart=[*apart])
+    if not in_turn(pairs) or (len(sessions) < CLAIM_SESSIONS and len(pairs) < CLAIM_PAIRS):
+        return weak
     try:
         found = ratios.ratio([_in_order(session) for session in sessions])
     except ValueError:  # such as two sessions of two pairs each
-        return Outcome(sessions, why=_too_few(sessions), indicative=mean, apart=list(apart))
+        return weak
     far = [name for session in sessions for name in _far(session)]
     return Outcome(sessions, found, noise_floor(sessions), far=far, apart=list(apart))
 
@@ -257,9 +257,12 @@ def _too_few(sessions: list[Session]) -> str:
         how = "--paired"
     else:
         how = "repeat the command in another hour"
-    there = f"{_counted(len(pairs), 'pair')} in {_counted(len(sessions), 'session')}"
-    needed = f"{CLAIM_PAIRS} pairs in one session or {CLAIM_SESSIONS} sessions are needed"
-    return f"{COMPARABLE}, but {there}; {needed}: {how}"
+    if how == "--paired" and len(pairs) >= CLAIM_PAIRS:
+        return f"{COMPARABLE}, but one side was measured after the other, not in turn: --paired"
+    there = (
+        f"{_counted(len(pairs), 'pair')} in {_counted(len(sessions), 'session')}; {CLAIM_PAIRS} pairs in one session"
+    )
+    return f"{COMPARABLE}, but {there} or {CLAIM_SESSIONS} sessions are needed: {how}"
 
 
 def _counted(number: int, name: str) -> str:

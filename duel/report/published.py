@@ -20,6 +20,7 @@ from duel import ROOT, certificate, files, profile
 from duel.catalogue import CLAIM_PAIRS, PRESETS
 from duel.comparability import COMPARABLE
 from duel.errors import UserError
+from duel.job import EDITED
 from duel.record import Row
 from duel.report import markdown, points, records
 from duel.report.pairs import Outcome, in_turn, outcomes
@@ -153,6 +154,8 @@ def _unfit(outcome: Outcome, device: str | None, results: Results) -> str:
         return f"preset {outcome.row.preset}, {how}: --paired and preset {' or '.join(claiming)} are needed"
     if any(row.git_dirty or row.git_sha is None for row in rows):
         return "the code that ran was not committed"
+    if any(row.script == EDITED for row in rows):
+        return "its script was edited by hand"
     if not outcome.shown:
         return ""
     return next(filter(None, (_uncertified(row, results) for row in rows)), "")
