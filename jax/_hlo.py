@@ -17,6 +17,7 @@ _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _SHAPE = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\]")
 _SCOPE = re.compile(MODULE + r"([\w.]*)(?::(\w+))?")
 _STEPS = re.compile(r"\[\\*'(\w+)\\*'\]|\[(\d+)\]")
+NO_WINDOW = re.compile(r"dim_labels=[a-z]+_[a-z]+->[a-z]+(?![a-z0-9])")  # no digit: no dimension in space
 _BYTES = {"pred": 1, "s4": 1, "u4": 1, "bf16": 2, "c64": 8, "c128": 16}
 PRODUCTS = (kinds.PRODUCT, kinds.CONVOLUTION, kinds.ATTENTION)  # whose FLOP count
 CONTAINERS = ("while", "conditional", "call", "async-start", "async-done")
@@ -105,7 +106,9 @@ class Program:
         module, layer = _module(scope)
         layer = layer or self._layers.get(module, "")
         detail = f"{one.shape} {one.operation}({one.rest.partition(', metadata=')[0]}"
-        return Operation(one.operation, module, layer, self._stage(scope), detail[:400])
+        # XLA writes a matrix product for a TPU as a convolution over no dimension.
+        name = "dot" if one.operation == "convolution" and NO_WINDOW.search(one.rest) else one.operation
+        return Operation(name, module, layer, self._stage(scope), detail[:400])
 
     def _stage(self, scope: str) -> str:
         if "transpose(" in scope:

@@ -75,5 +75,6 @@ def programs() -> list[profile.Program]:
         # Each of Dynamo's figures includes those of what it calls.
         spent["trace"] = max(0.0, spent["trace"] - spent["lower"])
         spent["lower"] = max(0.0, spent["lower"] - spent["compile"])
+        spent["compile"] = max(0.0, spent["compile"] - spent["autotune"])
         found.append(profile.Program(name, {phase: seconds for phase, seconds in spent.items() if seconds}))
     return found

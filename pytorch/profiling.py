@@ -74,6 +74,8 @@ def named(kind: Any) -> Any:
 
 def traced(work: Any, first: int, count: int, folder: Path) -> Trace:
     """Trace steps ``first`` to ``first + count`` of ``work`` into ``folder``; return what ran in them."""
+    if work._device.type not in ("cpu", "cuda"):  # there would only be what the host did
+        raise ValueError(f"PyTorch's tracer shows no kernels of {work._device.type}")
     activities = [torch.profiler.ProfilerActivity.CPU]
     if work._device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -215,16 +217,17 @@ class _Reader:
         counts = not around.counted and (around.stage == "optimizer" or not self._compiled.calls)
         if amount := _next(self._counted.get(name, []) if counts else [], around.calls, name):
             around = around._replace(amount=amount, counted=True, left=[amount])
+        if kinds.named(name, "pytorch") == kinds.ATTENTION:  # with the products and the softmax that it may call
+            around = around._replace(layer="attention")
         return around._replace(operations=self._of_call(name, around, known))
 
     def _of_call(self, name: str, around: _Where, known: Mapping[str, Any]) -> Operations:
         """Return what the call of PyTorch's own operation ``name`` is."""
-        layer = "attention" if kinds.named(name, "pytorch") == kinds.ATTENTION else around.layer
         types = known.get("Input type", "")
         if name == "aten::copy_" and len(set(types[:2])) == 2:
             name = CAST  # of the second array into the first
         detail = f"{known.get('Input Dims', '')} {types}"
-        return (Operation(name, around.module, layer, around.stage, detail[:400]),)
+        return (Operation(name, around.module, around.layer, around.stage, detail[:400]),)
 
     def on_device(self) -> list[Kernel]:
         """Return what ran on a GPU."""

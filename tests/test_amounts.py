@@ -4,7 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
-from test_profiles import CALLS, COUNTED, STEP, event, hlo, ran
+import pytest
+from test_profiles import CALLS, COUNTED, STEP, event, hlo, of_chrome, ran
 
 from duel import kinds, profile
 from duel.profile import Part, Profile
@@ -74,3 +75,33 @@ def test_amounts_that_were_counted_in_another_way_are_not_shown(tmp_path: Path) 
         read = profile.read(tmp_path, 0)
         assert read is not None
         assert [(one.flops, one.counted) for one in read.parts] == [(flops, bool(flops))]
+
+
+@pytest.mark.parametrize(
+    ("labels", "window", "kind"),
+    [("bf_io->bf", "", kinds.PRODUCT), ("0bf_0io->0bf", "window={size=3}, ", kinds.CONVOLUTION)],
+)
+def test_a_product_that_xla_writes_for_a_tpu_as_a_convolution_is_a_product(labels: str, window: str, kind: str) -> None:
+    line = f"  %dense = f32[8,2]{{1,0}} convolution(%a, %b), {window}dim_labels={labels}"
+    text = CALLS.replace("  %triton =", f"{line}\n  %triton =")
+    (operation,) = hlo().Program(text, training=False).operations("dense")
+    assert kinds.kind(operation, "jax") == kind
+
+
+def test_the_products_and_the_softmax_of_attention_are_attention_also_in_pytorch(tmp_path: Path) -> None:
+    events = [
+        STEP,
+        event("module:attn", 90, 310, "user_annotation"),
+        event("aten::scaled_dot_product_attention", 100, 280),
+        event("aten::_scaled_dot_product_attention_math", 105, 270),
+        event("aten::bmm", 110, 100, **{"Sequence number": 7}),
+        event("aten::softmax", 220, 50),
+        event("aten::bmm", 280, 90),
+        event("autograd::engine::evaluate_function: BmmBackward0", 500, 200, **{"Sequence number": 7}),
+        event("aten::bmm", 510, 180),
+        event("aten::bmm", 800, 100),
+    ]
+    found = of_chrome(tmp_path, events)
+    assert found[kinds.ATTENTION, "attn", "forward"] == 280
+    assert found[kinds.ATTENTION, "attn", "backward"] == 180
+    assert found[kinds.PRODUCT, "", "forward"] == 100, "a product beside it"

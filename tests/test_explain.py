@@ -11,12 +11,10 @@ from test_sessions import session
 from duel import kinds, profile
 from duel.profile import Part, Profile
 from duel.record import Row
-from duel.report import compare, explain, points, profile_data, shares
+from duel.report import explain, points, profile_data, shares
 from duel.report.pairs import Outcome, outcomes
-from duel.report.records import Records
 from duel.report.sessions import over_sessions
 from duel.report.shares import Explained, Side
-from duel.results import Results
 from duel.terminal import Table
 from duel.trace import Kernel, Operation, Trace, shared
 
@@ -300,49 +298,3 @@ def test_the_roof_is_the_ceiling_that_takes_longer() -> None:
     one.pairs[0][0][1].parts[0].counted = False
     assert one.roofs(kinds.PRODUCT) == ["", "memory 50%"]
     assert [flops for _, flops, _ in one.work(kinds.PRODUCT)] == [0.0, 100.0]
-
-
-def test_a_row_whose_profile_is_damaged_or_not_there_is_named_and_the_others_are_explained(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "run").mkdir(parents=True)
-    pairs: list[tuple[Row, Row]] = []
-    for number in (0, 2, 4, 6):
-        pair = explained("default", ("", ""), {kinds.PRODUCT: 1.0}, {kinds.PRODUCT: 2.0}).pairs[0]
-        for offset, (_, found) in enumerate(pair):
-            found.row = number + offset
-            profile.write(tmp_path / "runs" / "run", found)
-        jax, pytorch = (row.replace(run_id="run", row=number + offset) for offset, (row, _) in enumerate(pair))
-        pairs.append((jax, pytorch))
-    files = [profile.path(tmp_path / "runs" / "run", number) for number in range(8)]
-    files[2].write_text(files[2].read_text()[:100])
-    files[5].unlink()
-    for never in files[6:]:
-        never.unlink()
-    whole = shares.explained(Outcome([pairs]), tmp_path)
-    assert [pair[0][0].row for pair in whole.pairs] == [0]
-    damaged, absent = whole.missing
-    assert damaged.startswith("run, row 2, jax: no profile: ")
-    assert "002.json" in damaged
-    assert absent == "run, row 5, pytorch: no profile: there is no file"
-
-
-def test_all_sessions_of_a_point_are_explained_together_and_one_without_profiles_is_no_reason_not_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first session was not profiled, the other two were; the report takes the same pairs."""
-    results, every = Results(tmp_path), []
-    for number in range(3):
-        rows = session([1.5] * 4, 2.0 * number)
-        for row in rows[:2] if number else []:
-            parts = [Part(kinds.PRODUCT, "fc1", "", 1.0)]
-            found = Profile(str(row.run_id), row.row or 0, str(row.framework), parts=parts)
-            found.step_seconds = found.traced_seconds = row.step_seconds_p50 or 0.0
-            (tmp_path / "runs" / found.run_id).mkdir(parents=True, exist_ok=True)
-            profile.write(tmp_path / "runs" / found.run_id, found)
-        every.append(compare.Group([], rows, [], outcomes(judged(rows))))
-    monkeypatch.setattr(compare, "groups", lambda runs, results: every)
-    (one,) = explain._explained([], results)
-    assert len(one.outcome.pairs) == 12
-    assert [pair[0][0].run_id for pair in one.pairs] == [group.rows[0].run_id for group in every[1:]]
-    merged = Records("", tmp_path, [], [(one.outcome, line) for line in points.lines([one.outcome])])
-    ((same, _),) = profile_data.profiled(merged)
-    assert same.pairs == one.pairs

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import re
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def of_a_layer(kind: str, layer: Layer, switches: tuple[str, str] = ("", ""), **
     [
         (0, ("depthwise=shifted donation=on", ""), {}, "jax measured it with depthwise=shifted"),
         (1, ("convolution=gradients", ""), {}, "jax measured it with convolution=gradients"),
+        (1, ("", "compile=on threads=4"), {}, "pytorch measured it with threads=4, which is not repeated"),
         (5, ("", "aggregation=sparse"), {}, "pytorch measured it with aggregation=sparse"),
         (1, ("", ""), {"device_kind": "tpu"}, "on a tpu it is not repeated; valid: cpu, gpu"),
     ],
@@ -159,6 +161,7 @@ def test_points_of_one_run_have_a_reproduction_each(tmp_path: Path, monkeypatch:
 def test_a_layer_is_not_timed_beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the lock that a run on this machine holds, says so, and holds it while the scripts run."""
     results, said, others = Results(tmp_path), [], []
+    here = of_a_layer(*LAYERS[1], target="local", host=os.uname().nodename)
     with contextlib.ExitStack() as run:
         run.enter_context(locked(results.device_lock, wait=True))
 
@@ -173,7 +176,7 @@ def test_a_layer_is_not_timed_beside_a_run(tmp_path: Path, monkeypatch: pytest.M
 
         monkeypatch.setattr(explain, "say", waiting)
         monkeypatch.setattr(reproduction, "run", timed)
-        monkeypatch.setattr(explain, "_explained", lambda runs, results: [of_a_layer(*LAYERS[1], target="local")])
+        monkeypatch.setattr(explain, "_explained", lambda runs, results: [here])
         lines = explain.reproduce([], results, {"local": {"jax": "python", "pytorch": "python"}})
     assert lines[-1].endswith(": reproduced")
     assert said == ["waiting for another run on this machine to end"]

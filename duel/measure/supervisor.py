@@ -176,7 +176,10 @@ class _Work:
                 lost.add(row.point)
         if job.profile:  # not between the rows of a pair
             for row in counted(run.rows()):
-                profile_row(run, row, self._team)
+                try:
+                    profile_row(run, row, self._team)
+                except (OSError, UserError) as error:  # such as a full disk: the rows are measured, and stay
+                    print(f"profile: row {(row.row or 0) + 1} has none: {error}", flush=True)
 
     def _retries(self, row: Row, lost: set[int | None]) -> int:
         """Return how often ``row`` may be measured again if others disturb it; not in ``lost`` points.

@@ -30,6 +30,8 @@ def _explained(runs: list[Run], results: Results) -> list[Explained]:
     """Return the points of ``runs`` that were profiled. Raises UserError if there are none."""
     outcomes = over_sessions([outcome for group in compare.groups(runs, results) for outcome in group.found])
     found = [one for outcome in outcomes if (one := profiled(outcome, results.folder))]
+    if not found and (asked := [run.id for run in runs if (job := run.launch().job) is not None and job.profile]):
+        raise UserError(f"{asked[0]} was to be profiled, but ended before: 'python main.py logs {asked[0]}' says why")
     if not found:
         raise UserError(
             "none of these runs was profiled; --profile does it, as in "
@@ -54,7 +56,8 @@ def switched(found: Sequence[Explained]) -> list[str]:
     points: dict[tuple[object, ...], dict[str, Explained]] = {}
     for one in found:
         point = [getattr(one.outcome.row, name) for name in CELL if name not in ("framework", "mode")]
-        points.setdefault((*point, *surroundings(one.outcome.pairs[0])), {})[str(one.outcome.row.mode)] = one
+        where = (*point, one.outcome.row.cpus, *surroundings(one.outcome.pairs[0]))
+        points.setdefault(where, {})[str(one.outcome.row.mode)] = one
     lines = []
     for modes in points.values():
         for mode, after in modes.items():
@@ -129,6 +132,8 @@ def _repeated(one: Explained, results: Results, here: Mapping[str, Mapping[str, 
     pythons = here.get(str(row.target))
     if not pythons:
         return [*written, f"target {row.target} is not this machine: run both on one of its nodes"]
+    if row.host != os.uname().nodename:
+        return [*written, f"it was measured on {row.host}, which is not this machine: run both there"]
     with locked(results.device_lock, wait=False) as held:
         busy = held is None
     if busy:
@@ -260,6 +265,7 @@ def _table(one: Explained, shares: Sequence[Share], head: str, title: Sequence[s
             f"{len(others)} others",
             (sum(s.seconds[0] for s in others), sum(s.seconds[1] for s in others)),
             [sum(logs) for logs in zip(*(s.logs for s in others), strict=True)],
+            one.sessions,
         )
         lines.append(_line(rest, one.log))
     columns = [head, *SIDES, "x JAX / PyTorch", "of the difference"]

@@ -1,6 +1,7 @@
 """A minimal reproduction of a share: the operation alone, as one script for each framework, without Duel."""
 
 import math
+import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from duel import ROOT, kinds
+from duel import ROOT, kinds, modes, variables
 from duel.catalogue import FRAMEWORKS
 from duel.errors import UserError
 from duel.files import write_atomically
@@ -34,6 +35,8 @@ REWRITTEN = {
     kinds.CONVOLUTION: ("convolution=products", "convolution=gradients"),
     kinds.MOVES: ("aggregation=sparse",),
 }
+# Switches that choose other kernels, or how many threads run them, which the scripts leave as they are.
+UNREPEATED = ("autotune=", "cudnn_benchmark=", "max_autotune=", "threads=", "triton_gemm=")
 PRECISIONS = {
     "jax": {"fp32": '"highest"', "tf32": '"tensorfloat32"', "bf16": '"default"', "fp16": '"default"'},
     "pytorch": {"fp32": "highest", "tf32": "high", "bf16": "highest", "fp16": "highest"},
@@ -103,6 +106,11 @@ def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
                 f"{found.title}: {framework} measured it with {other[0]}, which is not repeated; valid: rows in a mode "
                 f"without that switch"
             )
+        here = (framework, str(row.benchmark), row.use_case or 0, str(row.precision), str(row.device_kind))
+        usual = modes.said(modes.settings(modes.DEFAULT, *here)).split()
+        turned = [text for text in str(row.switches).split() if text not in usual and text.startswith(UNREPEATED)]
+        if turned:
+            raise UserError(f"{found.title}: {framework} measured it with {turned[0]}, which is not repeated")
     environment = Environment(
         loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -130,17 +138,26 @@ def write(one: Explained, found: Reproduction, folder: Path) -> dict[str, Path]:
 
 
 def run(scripts: Mapping[str, Path], pythons: Mapping[str, str]) -> dict[str, float]:
-    """Run the scripts one after the other; return the seconds of a call on each side, and leave each one's code."""
-    found = {}
+    """Run the scripts one after the other; return the seconds of a call on each side, and leave each one's code.
+
+    Where a compiler's code cannot be had, the file says why.
+    """
+    found = {framework: float(_output(pythons[framework], script).split()[-1]) for framework, script in scripts.items()}
     for framework, script in scripts.items():
-        found[framework] = float(_output(pythons[framework], script).split()[-1])
-        write_atomically(script.parent / CODE[framework], _output(pythons[framework], script, "--code"))
+        try:
+            code = _output(pythons[framework], script, "--code")
+        except UserError as error:
+            code = f"{error}\n"
+        write_atomically(script.parent / CODE[framework], code)
     return found
 
 
 def _output(python: str, script: Path, *options: str) -> str:
+    environment = dict(os.environ)
+    variables.take_out(environment)  # as in a job, which the shell's variables do not reach
+    command = [python, str(script), *options]
     try:
-        ran = subprocess.run([python, str(script), *options], capture_output=True, text=True, timeout=LONGEST, cwd=ROOT)
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONGEST, cwd=ROOT)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{python} {script}: {error}") from error
     if ran.returncode:

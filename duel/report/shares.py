@@ -8,7 +8,7 @@ rows, divided as the traces of the same programs are.
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,9 @@ REMEDIES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
 TELLING = 1.1  # a ratio whose difference is worth dividing by percents
 APART = 1.25  # how much longer a step may take in the row than in the profiled process, or the other way round
 
+GRAPHS = ("command_buffers", "cuda_graphs")  # switches with which a step is replayed; they are traced without
+MOST_IDLE = 0.1  # of such a trace, so that what a replay saves is no large part of the step
+
 Side = tuple[Row, Profile]
 
 
@@ -50,6 +53,7 @@ class Share:
     name: str
     seconds: tuple[float, float]  # of a step in JAX and in PyTorch, mean over the pairs
     logs: list[float]
+    sessions: Sequence[int] = ()  # the session of each pair; all are of one if there are none
 
     @property
     def log(self) -> float:
@@ -57,8 +61,15 @@ class Share:
 
     @property
     def factor(self) -> Estimate | None:
-        """What the part multiplies JAX / PyTorch by; None for a single pair, which has no interval."""
-        return ratios.estimate(self.logs) if len(self.logs) > 1 else None
+        """What the part multiplies JAX / PyTorch by; None for a single pair, which has no interval.
+
+        Pairs of one session are alike in what differs between sessions, so of several sessions their means count.
+        """
+        of_session: dict[int, list[float]] = {}
+        for log, session in zip(self.logs, self.sessions, strict=False):
+            of_session.setdefault(session, []).append(log)
+        counted = [statistics.fmean(logs) for logs in of_session.values()] if len(of_session) > 1 else self.logs
+        return ratios.estimate(counted) if len(counted) > 1 else None
 
     @property
     def slower(self) -> int:
@@ -82,6 +93,8 @@ class Explained:
         """
         if not self.outcome.shown:
             return self.outcome.why
+        if replayed := self._replayed:
+            return replayed
         far = [pair for pair in self._times if not all(1 / APART <= times <= APART for times in pair)]
         if not far:
             return ""
@@ -91,6 +104,21 @@ class Explained:
             f"the profiled processes took {' and '.join(apart)} times the row's step{where}, beyond {1 / APART:.2f} to "
             f"{APART:.2f}; a quiet machine or a preset with more steps may bring them together"
         )
+
+    @property
+    def _replayed(self) -> str:
+        """Say that rows replay CUDA graphs, which no trace shows, and the trace is of more than kernels; else empty."""
+        for side in (side for pair in self.pairs for side in pair):
+            row, found = side
+            graphs = [f"{name}={ON}" for name in GRAPHS if f"{name}={ON}" in str(row.switches).split()]
+            idle = found.seconds(kind=kinds.IDLE) / found.traced_seconds if found.traced_seconds else 0.0
+            if row.device_kind == "gpu" and graphs and idle > MOST_IDLE:
+                mode = f"{modes.DEFAULT}-{graphs[0].partition('=')[0]}"
+                return (
+                    f"{row.framework} was measured with CUDA graphs ({graphs[0]}), which no trace shows, and without "
+                    f"them {idle:.0%} of its step is idle; --mode {mode} has the same kernels without graphs"
+                )
+        return ""
 
     @property
     def _times(self) -> list[list[float]]:
@@ -109,6 +137,12 @@ class Explained:
         each = [[_step(row) for row, _ in pair] for pair in self.pairs]
         jax, pytorch = (statistics.fmean(side) for side in zip(*each, strict=True))
         return jax, pytorch
+
+    @property
+    def sessions(self) -> list[int]:
+        """The number of the session of each pair."""
+        rows = {id(row): number for number, session in enumerate(self.outcome.sessions) for row, _ in session}
+        return [rows[id(row)] for (row, _), _ in self.pairs if id(row) in rows]
 
     @property
     def log(self) -> float:
@@ -170,6 +204,7 @@ class Explained:
                 name,
                 (statistics.fmean(jax for jax, _ in each), statistics.fmean(pytorch for _, pytorch in each)),
                 [(pytorch - jax) / mean for (jax, pytorch), mean in zip(each, means, strict=True)],
+                self.sessions,
             )
             for name, each in seconds.items()
         ]
