@@ -70,7 +70,7 @@ class Row:
     benchmark: str | None = column("name in the catalogue")
     use_case: int | None = column("number in the catalogue")
     target: str | None = column("entry of cluster.yaml")
-    host: str | None = column("machine that ran the row")
+    host: str | None = column("machine that ran the row; of several nodes, all of them, by rank")
     device_name: str | None = column("name that the device reports")
     device_kind: str | None = column("cpu, gpu, tpu or mps, as found by the job")
     device_count: int | None = column("devices that the row computed on")

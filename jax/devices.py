@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
@@ -54,6 +56,11 @@ def _local_device(local_rank: int) -> int:
     """Return the index of this process's GPU among those it sees: launchers show all of the node's or only that one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return local_rank % len(visible.split(",")) if visible else local_rank
+
+
+def slowest(seconds: float, device: shared.Device) -> float:
+    """Return the largest of all processes' ``seconds``, as float32. All ranks."""
+    return float(np.max(multihost_utils.process_allgather(np.float32(seconds))))
 
 
 def leave() -> None:

@@ -44,12 +44,13 @@ class PerSampleGradients(Network):
     def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
 
-        If the product has samples, those of each device's every ``every``-th one from ``first`` on.
+        If the product has samples, those of all devices or, where ``every`` leaves some out because all would be too
+        large, this device's every ``every``-th one from ``first`` on.
         """
         if self._product != "clipped_sum":
             # Before they are gathered: all of them together may be more than a device's memory holds.
             handle = jax.tree.map(lambda array: self._of_this_device(array, every, first), handle)
-        if self._mesh is not None and self._product != "clipped_sum":
+        if self._mesh is not None and self._product != "clipped_sum" and every == 1:
             handle = jax.tree.map(_by_rank, multihost_utils.process_allgather(handle, tiled=True))
         if self._product == "norms":
             return {"norms": np.array(handle)}

@@ -53,6 +53,13 @@ def select(kind: str | None, world: shared.World = shared.ALONE) -> shared.Devic
     return device
 
 
+def slowest(seconds: float, device: shared.Device) -> float:
+    """Return the largest of all processes' ``seconds``, as float32. All ranks."""
+    shared_seconds = torch.tensor(seconds, device=native(device))
+    torch.distributed.all_reduce(shared_seconds, torch.distributed.ReduceOp.MAX)
+    return float(shared_seconds)
+
+
 def leave() -> None:
     """Leave the world, once all of its processes are done."""
     torch.distributed.barrier()

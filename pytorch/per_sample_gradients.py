@@ -144,12 +144,13 @@ class PerSampleGradients(Network):
     def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of ``handle``, as ``weights`` names and lays out parameters; norms are called "norms".
 
-        If the product has samples, those of each device's every ``every``-th one from ``first`` on.
+        If the product has samples, those of all devices or, where ``every`` leaves some out because all would be too
+        large, this device's every ``every``-th one from ``first`` on.
         """
         arrays = {"norms": handle} if self._product == "norms" else handle
         if self._product != "clipped_sum":
             arrays = {name: array[first::every] for name, array in arrays.items()}
-        if self._world.size > 1 and self._product != "clipped_sum":
+        if self._world.size > 1 and self._product != "clipped_sum" and every == 1:
             arrays = {name: _gathered(array, self._world.size) for name, array in arrays.items()}
         return {name: array.cpu().numpy() for name, array in arrays.items()}
 

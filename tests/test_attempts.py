@@ -277,6 +277,9 @@ def test_efficiency_is_relative_to_as_many_devices_alone() -> None:
     many = Row(framework="jax", repeat=0, point=1, device_count=2, throughput=160.0)
     others = [alone.replace(framework="pytorch", throughput=1.0), alone.replace(repeat=1, throughput=1.0)]
     assert attempt._with_efficiency(many, [*others, alone, *others, many]).scaling_efficiency == pytest.approx(0.8)
+    found = attempt._with_efficiency(many.replace(attempt=2), [alone.replace(attempt=1), many])
+    assert found.scaling_efficiency is None
+    assert found.missing["scaling_efficiency"] == "the row on one device is of before an interruption"
 
 
 def test_the_first_all_reduce_which_sets_up_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

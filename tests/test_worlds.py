@@ -52,6 +52,7 @@ else:
     found = work.named(work.step(1), int(every), int(first))
 assert work.agree(3.0 + world.rank) == 3.0
 if world.size > 1:
+    assert devices.slowest(3.0 + world.rank, device) == 2.0 + world.size
     reduced = work.all_reduce()
     work.synchronize(reduced)
     if framework == "jax":  # one ready vector, as in PyTorch: making it would count as communication
@@ -134,11 +135,11 @@ def test_per_sample_gradients_are_the_same_on_one_and_two_devices(
         assert apart(found, alone(PER_SAMPLE, product)) < BOUND, framework
 
 
-@pytest.mark.parametrize(("first", "samples"), [(0, [0, 3, 4, 7]), (1, [1, 5])])
-def test_of_a_large_product_both_sides_take_the_same_samples_of_each_device(
+@pytest.mark.parametrize(("first", "samples"), [(0, [0, 3]), (1, [1])])
+def test_of_a_large_product_both_sides_take_the_same_samples_of_a_device(
     tmp_path: Path, alone: Callable[[str, str], Arrays], first: int, samples: list[int]
 ) -> None:
-    """Of its own four, whose number is no multiple of three."""
+    """Of its own four, whose number is no multiple of three; those of the other are not gathered."""
     exact = {name: array[samples] for name, array in alone(PER_SAMPLE, "materialised").items()}
     for framework in FRAMEWORKS:
         found = together(framework, PER_SAMPLE, 2, "materialised", tmp_path / f"{framework}.npz", 3, first)

@@ -193,9 +193,9 @@ def _size(log: Path) -> int:
 
 def _try_row(run: Run, row: Row, team: Team, reader: MetricsReader, sink: WandbSink | None) -> dict[int, str]:
     """Try a row once; on many devices, return the last output of every rank that failed."""
-    run.write_row(row.replace(status=RUNNING, started=utc()))
-    before = _size(run.log)
-    process = team.start(row)
+    team_hosts = {"host": team.coordinator.hosts} if team.coordinator is not None and row.device_count != 1 else {}
+    run.write_row(row.replace(status=RUNNING, started=utc(), **team_hosts))
+    before, process = _size(run.log), team.start(row)
     coordinator = team.coordinator if row.device_count != 1 else None
     copier = threading.Thread(target=_copy_output, args=(process, run.log), daemon=True)
     copier.start()
@@ -261,8 +261,10 @@ def _with_efficiency(row: Row, rows: list[Row]) -> Row:
     """Return ``row``, of many devices, with its efficiency relative to the row on one, planned just before."""
     wanted = (row.framework, row.repeat, (row.point or 0) - 1)
     alone = [other for other in rows if (other.framework, other.repeat, other.point) == wanted][-1]
-    if alone.status != FINISHED or not alone.throughput or not row.throughput or not row.device_count:
-        return row.replace(missing={"scaling_efficiency": "the row on one device did not finish"})
+    apart = alone.attempt != row.attempt  # a run that continued, in another hour and maybe on other nodes
+    if apart or alone.status != FINISHED or not alone.throughput or not row.throughput or not row.device_count:
+        what = "is of before an interruption" if apart else "did not finish"
+        return row.replace(missing={"scaling_efficiency": f"the row on one device {what}"})
     return row.replace(scaling_efficiency=row.throughput / (row.device_count * alone.throughput))
 
 
@@ -306,10 +308,7 @@ def _with_partial_figures(run: Run, row: Row) -> Row:
     events = [event for event in run.events()[0] if event.get("row") == row.row and event["event"] == "block"]
     if row.status in TERMINAL or len(events) < 2 or row.batch_size is None:
         return row
-    blocks = [
-        timing.Block(event["step"] - event["steps"], event["steps"], event["steps"] * event["step_seconds"])
-        for event in events
-    ]
+    blocks = [timing.Block(e["step"] - e["steps"], e["steps"], e["steps"] * e["step_seconds"]) for e in events]
     partial = f"{events[-1]['done']} of at least {events[-1]['needed']} steps were timed before the end"
     return row.replace(partial=partial, **timing.summary(blocks, row.batch_size))
 

@@ -123,8 +123,13 @@ def started(command: list[str], env: dict[str, str], output: int | IO[bytes]) ->
 
 
 def kept_out(name: str, timed: bool = True) -> bool:
-    """Return whether a variable does not reach a process that measures (see ``environment``)."""
-    return name.lower().endswith("_proxy") or (timed and variables.matches(name, variables.THREADS))
+    """Return whether a variable does not reach a process that measures (see ``environment``).
+
+    torchrun's own, for one: with TORCHELASTIC_USE_AGENT_STORE some versions of PyTorch take the store at Duel's address
+    for torchrun's, which every rank joins and nobody opens.
+    """
+    foreign = name.lower().endswith("_proxy") or name.startswith("TORCHELASTIC_")
+    return foreign or (timed and variables.matches(name, variables.THREADS))
 
 
 def tail(log: Path, start: int = 0) -> str:
@@ -207,6 +212,12 @@ class Coordinator:
             return
         self._members[member.rank] = member
         member.listen()
+
+    @property
+    def hosts(self) -> str:
+        """The hosts of all ranks, in their order, each once."""
+        others = [member.host for _, member in sorted(self._members.items())]
+        return " ".join(dict.fromkeys([os.uname().nodename, *others]))
 
     def gather(self, report: Callable[[], None]) -> None:
         """Wait for all ranks, and ``report`` now and then that we do. Raises Missing if some do not connect."""

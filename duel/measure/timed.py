@@ -80,7 +80,11 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
     conditions: list[Conditions] = []
     watch.begin()
     least = watch.least_seconds if m.preset.thorough else 0.0
-    for block, handle in timing.time_blocks(m.work, m.preset, m.next_step, m.steps_per_block, least):
+    for timed, handle in timing.time_blocks(m.work, m.preset, m.next_step, m.steps_per_block, least):
+        block = timed
+        if m.world.size > 1:  # the batch is done when all are: what has no collective in its step waits for nobody
+            seconds = importlib.import_module("devices").slowest(timed.seconds, m.device)
+            block = dataclasses.replace(timed, seconds=seconds)
         blocks.append(block)
         conditions.append(watch.block())
         step_seconds = block.seconds / block.steps

@@ -197,7 +197,8 @@ class PerSampleGradients(Work, Protocol):
     def named(self, handle: Any, every: int = 1, first: int = 0) -> dict[str, npt.NDArray[Any]]:
         """Return copies of what ``step`` made; waits for it. All ranks, and each gets those of all of them.
 
-        If the product has samples, of each rank's every ``every``-th from ``first`` on, which each rank must have.
+        Of a product with samples, where ``every`` is not 1, this rank's every ``every``-th from ``first`` on alone, of
+        which it must have one.
 
         "materialised": (N, ...) by parameter, in the shapes of ``export``. "norms": (N,) as "norms". "clipped_sum": the
         sum over samples, by parameter.
@@ -229,6 +230,9 @@ class DevicesModule(Protocol):
 
         The first call to the framework: it joins the processes of ``world``, and may leave accelerators untouched.
         """
+
+    def slowest(self, seconds: float, device: Device) -> float:
+        """Return the largest of all processes' ``seconds``, as float32. All ranks, in a world of several."""
 
     def leave(self) -> None:
         """Leave the world, as the last call to the framework. All ranks, and only in a world of several."""
