@@ -33,13 +33,16 @@ help: ## this list
 	@echo "                              (PyTorch's cuda13 is its ordinary build, for machines without a GPU too)"
 	@echo "  PYTHON=python3              3.11 or later, what environments are made with"
 
+# libtpu is there for this platform alone.
+tpu_env := $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),tpu-env)
+
 run: tools driver-env envs ## install what is missing, then ResNet-50 in both frameworks and the table
 	@$(python) main.py --benchmark resnet50 --use_case 1 --wait
 
-test: tools test-env envs opacus tpu-env ## all tests but those of 'make test-full'
+test: tools test-env envs opacus $(tpu_env) ## all tests but those of 'make test-full'
 	@$(python) -m pytest
 
-test-full: tools test-env envs opacus tpu-env ## what 'make test' leaves out: proofs at full size and the like (hours on two cores, 20 GiB)
+test-full: tools test-env envs opacus $(tpu_env) ## what 'make test' leaves out: proofs at full size and the like (hours on two cores, 20 GiB)
 	@$(python) -m pytest -m full -n0 -raP --timeout=0
 
 check: test-env envs ## ruff, mypy and the import contracts

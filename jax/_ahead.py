@@ -83,6 +83,8 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
         return found | {"fits": False, "why": _in_one_line(text)}
     cost = work._program.cost_analysis() or {}
     cost = cost[0] if isinstance(cost, list) else cost
+    if per_sample and setting.microbatch != each:  # a loop, whose body XLA counts once
+        cost = {}
     return found | {
         "fits": True,
         "seconds": seconds,

@@ -158,6 +158,14 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
     over_all = Cell("v5e", "vit_b16", TRAIN, "full", "bf16", 1024)
     fit.keep(tmp_path, "v5e", Found(over_all, fit.TOO_LARGE, "Exceeded hbm", code_sha256=fit._code(over_all)))
     assert len(fit.remarks(trains, "v5e", tmp_path)) == 1, "its recipe's batch is 4096"
+    small = Cell("v5e", "bert", TRAIN, "tiny", "bf16", 8)
+    fit.keep(
+        tmp_path, "v5e", Found(small, fit.FAILED, "the compiler was ended by SIGSEGV", code_sha256=fit._code(small))
+    )
+    bert = Job("jax", "bert", TRAIN, "smoke", "bf16", None, "tpu", size="tiny", batch_sizes=(8,))
+    (said,) = fit.remarks(bert, "v5e", tmp_path)
+    assert "did not compile for a v5e on this machine: the compiler was ended by SIGSEGV" in said
+    assert fit.remarks(dataclasses.replace(bert, batch_sizes=(16,)), "v5e", tmp_path) == []
     fit.file(tmp_path, "v5e").write_text("{")
     with pytest.raises(UserError, match=r"remove it, and 'main\.py fit' makes a new one"):
         fit.known(tmp_path, "v5e")
@@ -241,8 +249,10 @@ def test_the_largest_batch_that_fits_both_sides_can_be_asked_for(
         return job.rows()[0].replace(status=status, **change)
 
     rows = [tried("jax", 512), tried("jax", 640), tried("jax", 700, "failed"), tried("jax", 900, target="other")]
+    rows.append(tried("jax", 800, run_id="before", started="2026-11-01T00:00:00Z"))  # before the device had changed
+    rows[:2] = [row.replace(run_id="after", started=f"2026-11-02T00:00:0{n}Z") for n, row in enumerate(rows[:2])]
     monkeypatch.setattr(plan, "merge", lambda results: rows)
-    args = Namespace(size=None, preset="standard", precision="fp32", products=(), batch_sizes=(0, 8))
+    args = Namespace(size=None, preset="standard", precision="fp32", products=(), batch_sizes=(0, 8), device=None)
 
     def most(use_case: int, frameworks: list[str]) -> int:
         return plan._largest(args, "mnist", use_case, "local", frameworks, Results(tmp_path))
@@ -251,9 +261,13 @@ def test_the_largest_batch_that_fits_both_sides_can_be_asked_for(
     command = "python main.py fit --benchmark mnist --use_case 1 --size full --precision fp32 --target local"
     with pytest.raises(UserError, match=f"--batch_sizes max: not known for pytorch; '{command}' finds it"):
         most(TRAIN, [PAIRED])
-    rows.append(tried("pytorch", 300))
+    rows.append(tried("pytorch", 300, device_kind="cpu"))
+    rows.append(tried("pytorch", 5000, device_kind="gpu"))
+    args.device = "cpu"
+    rows = [row.replace(device_kind="cpu") if row.framework == "jax" else row for row in rows]
     assert most(TRAIN, [PAIRED]) == 300
     assert most(TRAIN, ["jax"]) == 640
+    args.device = None
     rows.append(tried("jax", 64, use_case=PER_SAMPLE, product="clipped_sum"))
     with pytest.raises(UserError, match=r"for jax \(materialised\); .*--products materialised --target local' finds"):
         most(PER_SAMPLE, ["jax"])

@@ -132,7 +132,8 @@ def test_each_trial_is_judged_by_its_last_try(tmp_path: Path, monkeypatch: pytes
     crashed = {"status": FAILED, "cause": "CUDA_ERROR_ILLEGAL_ADDRESS"}
     absent = {"status": FAILED, "cause": "--mode opacus: the library is not installed here; 'make opacus' does it"}
     ended = {"status": FAILED, "cause": "Slurm: its node failed", "why": "infrastructure"}
-    Jobs(monkeypatch, {"bf16": [crashed, {"rung": 1}], "opacus": [absent], "donation": [ended]})
+    began = "2026-11-01T00:00:00Z"
+    Jobs(monkeypatch, {"bf16": [crashed, {"rung": 1, "started": began}], "opacus": [absent], "donation": [ended]})
     results = Results(tmp_path / "results")
     assert thorough.check(CLUSTER, "local", results, lambda text: None) == 0
     report = thorough.known(results, "local")
@@ -141,6 +142,23 @@ def test_each_trial_is_judged_by_its_last_try(tmp_path: Path, monkeypatch: pytes
     assert found["precision bf16"] == (LIMITED, "XLA's autotuner crashed: it works on rung 1")
     assert found["switch opacus on"][0] == ABSENT
     assert found["switch donation off"] == (ABSENT, "not tried: Slurm: its node failed")
+    assert report.checked == began, "what was installed since is newer, however late the check was taken up"
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("mode", ["default+cuda_graphs", "default+attention=cudnn"])
+def test_a_switch_of_another_kind_of_device_is_not_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The target 'local' does not say which kind it has, so those of all kinds are tried."""
+    with pytest.raises(UserError) as said:
+        settings(mode, "pytorch", "bert", 1, "fp32", "cpu")
+    Jobs(monkeypatch, {"donation": [{"status": FAILED, "cause": f"input: {said.value}", "why": "input"}]})
+    results = Results(tmp_path / "results")
+    assert thorough.check(CLUSTER, "local", results, lambda text: None) == 0
+    report = thorough.known(results, "local")
+    assert report is not None
+    assert {one.what for one in report.findings if one.outcome == ABSENT} == {"switch donation off"}
 
 
 @pytest.mark.usefixtures("few")

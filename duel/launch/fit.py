@@ -117,7 +117,8 @@ def compiled(cell: Cell, python: str, limit: float) -> Found:
     environment = dict(os.environ)
     variables.take_out(environment)  # as in a job, which the shell's variables do not reach
     environment.pop("PYTHONSAFEPATH", None)
-    environment |= {"JAX_PLATFORMS": "cpu"}
+    # Nothing opens a chip here, so it does not matter whether another process has libtpu loaded, which would refuse.
+    environment |= {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     command = [python, str(CODE / "jax" / "_ahead.py"), json.dumps(asked)]
     try:
         ran = subprocess.run(
@@ -190,7 +191,7 @@ def _said(versions: dict[str, str]) -> str:
 
 
 def remarks(job: Job, chip: str, results: Path) -> list[str]:
-    """Return what is known of a TPU job before it waits: a batch that cannot fit, and by how much."""
+    """Return what is known of a TPU job before it waits: a batch that cannot fit, and by how much, or a failure."""
     try:
         found = known(results, chip)
     except UserError as error:
@@ -199,11 +200,16 @@ def remarks(job: Job, chip: str, results: Path) -> list[str]:
         f"{one.cell.name} does not fit a {chip}: {one.why} (compiled ahead by {_said(one.versions)}; "
         "'main.py fit' says what fits)"
         for one in found
-        if one.outcome == TOO_LARGE and _is_of(one.cell, job)
+        if one.outcome == TOO_LARGE and any(batch >= one.cell.batch_size for batch in _batches(job, one.cell))
+    ] + [
+        f"{one.cell.name} did not compile for a {chip} on this machine: {one.why}"
+        for one in found
+        if one.outcome == FAILED and one.cell.batch_size in _batches(job, one.cell)
     ]
 
 
-def _is_of(cell: Cell, job: Job) -> bool:
+def _batches(job: Job, cell: Cell) -> list[int]:
+    """Return the batch sizes, of all chips, of the job's steps that are as ``cell`` but for the batch size."""
     size = str(job.rows()[0].size)
     usual = job.recipe.batch_size if job.dataset else BENCHMARKS[job.benchmark].sizes[size].batch_size["tpu"]
     over = 1 if job.dataset or job.scaling == STRONG else job.ranks  # a cell's batch is that of all chips
@@ -213,6 +219,7 @@ def _is_of(cell: Cell, job: Job) -> bool:
         for batch in point.batch_sizes or (usual,)
         for product in point.products or (None,)
     ]
-    return (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices) == (
+    alike = (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices) == (
         *(job.benchmark, job.use_case, size, job.precision, job.ranks),
-    ) and any(batch >= cell.batch_size and product == cell.product for batch, product in points)
+    )
+    return [batch for batch, product in points if alike and product == cell.product]

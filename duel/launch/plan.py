@@ -110,19 +110,23 @@ def _sizes(args: argparse.Namespace, most: int, devices: int) -> dict[str, Any]:
 def _largest(
     args: argparse.Namespace, benchmark: str, use_case: int, target: str, frameworks: list[str], results: Results
 ) -> int:
-    """Return the largest batch that 'main.py fit' found to fit a device of ``target``: every product on all sides.
+    """Return the largest batch that 'main.py fit' last found to fit a device of ``target``: every product on all sides.
 
-    Raises UserError if it has not tried one of them.
+    It tried mode ``default``. Raises UserError if it has not tried one of them.
     """
     alone = {TRAIN_MANY: TRAIN, PER_SAMPLE_MANY: PER_SAMPLE}.get(use_case, use_case)
     size = args.size or PRESETS[args.preset].size
     wanted = (FIT, FINISHED, benchmark, alone, size, args.precision, target)
     names = ("preset", "status", "benchmark", "use_case", "size", "precision", "target")
     fits: dict[tuple[str, str | None], int] = {}
-    for row in merge(results):
+    last: dict[tuple[str, str | None], str] = {}
+    for row in sorted(merge(results), key=lambda row: row.started or ""):
         if row.batch_size and tuple(getattr(row, name) for name in names) == wanted:
-            side = str(row.framework), row.product
-            fits[side] = max(row.batch_size, fits.get(side, 0))
+            if args.device not in (None, row.device_kind):
+                continue
+            side, run = (str(row.framework), row.product), str(row.run_id)
+            fits[side] = max(row.batch_size, fits.get(side, 0) if last.get(side) == run else 0)
+            last[side] = run
     products = (args.products or tuple(PRODUCTS)) if alone == PER_SAMPLE else (None,)
     sides = list(FRAMEWORKS) if PAIRED in frameworks else frameworks
     for product in products:

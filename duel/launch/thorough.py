@@ -41,7 +41,8 @@ from duel.switches import AS_PASSED, SWITCHES
 from duel.table import evidence
 from duel.tries import counted
 
-NOT_INSTALLED = "the library is not installed"  # Opacus, which no environment must have
+# Opacus, which no environment must have; switches of all kinds of devices where a target does not say which it has.
+NOT_THERE = re.compile("the library is not installed|switch [a-z_0-9]+ does not apply to|is not a value of")
 WORKS, LIMITED, BROKEN, ABSENT = "works", "works with a limit", "BROKEN", "not there"
 # A row that ended so shows nothing.
 UNTRIED = ("told to end", "warned", "time limit", "preempted", "infrastructure", "cancelled", "never ran")
@@ -165,7 +166,9 @@ def check(cluster: Cluster, name: str | None, results: Results, say: Say) -> int
         else:
             why = refused.get(job, "not started by this check")
             found += [Finding(trial.what, framework, ABSENT, why) for framework in job.frameworks]
-    report = Report(name, utc(), *_environment(runs), found)
+    rows = [row for run in runs for row in run.rows()]
+    began = min((row.started for row in rows if row.started), default=utc())  # a check may be taken up much later
+    report = Report(name, began, *_environment(rows), found)
     write_atomically(path, json.dumps(dataclasses.asdict(report), indent=1) + "\n")
     bundle = _bundle(path, runs)
     begun.unlink()
@@ -214,7 +217,7 @@ def _judged(trial: Trial, run: Run, results: Results) -> list[Finding]:
     found = []
     for row in counted(judged(run.rows(), lambda one: evidence(one, results))):
         framework = str(row.framework)
-        if row.status == SKIPPED or NOT_INSTALLED in str(row.cause):
+        if row.status == SKIPPED or NOT_THERE.search(str(row.cause)):
             found.append(Finding(trial.what, framework, ABSENT, str(row.cause), run.id))
         elif row.status in (CANCELLED, LOST) or row.why in UNTRIED:
             found.append(Finding(trial.what, framework, ABSENT, f"not tried: {row.cause or row.status}", run.id))
@@ -252,9 +255,8 @@ def _probed(row: Row, run: Run) -> list[Finding]:
     return found
 
 
-def _environment(runs: list[Run]) -> tuple[str, dict[str, str]]:
+def _environment(rows: list[Row]) -> tuple[str, dict[str, str]]:
     """Return the driver, and the version of each framework, that rows reported."""
-    rows = [row for run in runs for row in run.rows()]
     driver = next((row.driver for row in rows if row.driver), "")
     return driver, {str(row.framework): row.framework_version for row in rows if row.framework_version}
 

@@ -88,9 +88,8 @@ def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folde
         made = tuple(_make(benchmark.sizes[size].inputs, batch_size, generator) for _ in range(POOL_BATCHES))
         return Pool(made, None, datasets.SYNTHETIC, True, sha256(made))
     data = datasets.load(benchmark.dataset, data_folder)
+    check_size(batch_size, data)
     samples = len(data.train_labels)
-    if batch_size > samples:
-        raise ValueError(f"batch size {batch_size} is larger than the {samples} training samples of {data.name}")
     batches: list[Batch] = []
     while len(batches) < POOL_BATCHES:
         order = generator.permutation(samples)
@@ -99,6 +98,13 @@ def pool(benchmark: Benchmark, size: str, batch_size: int, seed: int, data_folde
             batches.append(Batch((data.train_images[chosen],), data.train_labels[chosen]))
     held_out = Batch((data.held_out_images,), data.held_out_labels)
     return Pool(tuple(batches), held_out, data.name, False, sha256((*batches, held_out)))
+
+
+def check_size(batch_size: int, data: datasets.Dataset) -> None:
+    """Raise ValueError if ``data`` has not enough samples for one batch."""
+    samples = len(data.train_labels)
+    if batch_size > samples:
+        raise ValueError(f"batch size {batch_size} is larger than the {samples} training samples of {data.name}")
 
 
 def _make(inputs: Images | Tokens | Molecules | Citations, samples: int, generator: np.random.Generator) -> Batch:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from duel import datasets
 from duel.catalogue import Benchmark
 from duel.datasets import SYNTHETIC
+from duel.errors import UserError
 from duel.files import Damaged, read_object
 from duel.measure import batches, preparing
 from duel.measure.measurement import Columns, Measurement
@@ -70,5 +72,13 @@ def repeated(benchmark: Benchmark, size: str, batch_size: int) -> batches.Pool:
 
 
 def load(m: Measurement) -> Columns:
-    """Put weights and as many batches as a measured row has on the device."""
+    """Put weights and as many batches as a measured row has on the device.
+
+    Raises UserError if the benchmark's data set has fewer samples than the batch: no row could measure that.
+    """
+    if m.benchmark.dataset != SYNTHETIC:
+        try:
+            batches.check_size(m.row.batch_size or 0, datasets.load(m.benchmark.dataset, m.data))
+        except (ValueError, OSError) as error:
+            raise UserError(str(error)) from error
     return preparing.load(m, repeated(m.benchmark, str(m.row.size), m.row.batch_size or 0))
