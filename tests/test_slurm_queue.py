@@ -92,13 +92,13 @@ def test_a_sender_killed_at_any_instant_loses_nothing_and_the_next_one_sends_not
         wanted = sent + chance.randrange(3)
         while sender.poll() is None and number_sent(site) < wanted:
             time.sleep(0.002)
-        time.sleep(chance.uniform(0.0, 0.05))
+        time.sleep(chance.uniform(0.0, 0.01))
         kills += sender.poll() is None
         sender.kill()
         sender.communicate()
         sent = number_sent(site)
     print(f"{kills} senders were killed")
-    # 24 runs, some of which are sent between two kills, more of them beside other work: 10, 14 and 15 kills were seen.
+    # 24 runs, some of which are sent between two kills, more of them beside other work: 9, 9 and 15 kills were seen.
     assert kills >= 4, "the kills came too late to show anything"
     runs = site.results.runs()
     assert len(runs) == 24, "the same command goes on"
