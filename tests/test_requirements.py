@@ -84,6 +84,13 @@ def test_gpus_get_a_jax_without_the_scatter_regression(python: str) -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
+def test_cuda_12_is_for_v100_too_on_both_sides(python: str) -> None:
+    """The support matrix of cuDNN 9.10 has compute capability 7.0; that of 9.24 begins with 7.5."""
+    for lock in ("jax-cuda12", "pytorch-cuda12"):
+        assert versions(lock, python)["nvidia-cudnn-cu12"] == Version("9.10.2.21")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 def test_each_build_of_pytorch_has_its_cuda(python: str) -> None:
     # 2.10 is the last one of the default package index for CUDA 12
     assert versions("pytorch-cuda12", python)["torch"] == Version("2.10.0")
