@@ -154,14 +154,6 @@ def test_a_framework_is_compared_with_itself_in_a_mode_with_the_same_switches() 
         return [[row.replace(switches="x") if row.framework == "pytorch" else row for row in rows] for rows in each]
 
     first, second = points.lines(found(*default, *tuned(0.2)))
-    # A machine that drifts, and a session of 'default' before the others: the nearest in time are compared.
-    drifting = [session([1.5 * 1.2**n], 2.0 * n, pair="d", mode="default") for n in range(4)]
-    beside = [
-        [row.replace(throughput=(row.throughput or 0.0) * (1.2**n if row.framework == "jax" else 1)) for row in rows]
-        for n, rows in enumerate(tuned(2.2), 1)
-    ]
-    _, after = points.lines(found(*drifting, *beside))
-    assert after.jax_itself == pytest.approx(1.01, abs=0.001)
     newer = [[row.replace(packages_sha256="9") for row in rows] for rows in tuned(0.2)]
     for others in (newer, tuned(4.5)):  # of another environment; all after those in 'default'
         assert [line.jax_itself for line in points.lines(found(*default, *others))] == [None] * 2
@@ -200,9 +192,7 @@ def test_what_claims_nothing_or_was_not_measured_in_turn_is_no_session(two_scrip
         for place, row in enumerate(rows):
             change = {"run_id": f"{row.framework}_{row.run_id}"} if two_scripts else {"preset": "smoke"}
             rows[place] = dataclasses.replace(row, **change)
-    reach = [outcome.reach for outcome in found(*each)]
-    assert reach == ([""] if two_scripts else ["within this session"]) * 3
-    assert [outcome.indicative is not None for outcome in found(*each)] == [two_scripts] * 3
+    assert [outcome.reach for outcome in found(*each)] == ["" if two_scripts else "within this session"] * 3
 
 
 def test_points_that_differ_in_devices_products_or_modes_are_never_one_line(tmp_path: Path) -> None:

@@ -253,16 +253,13 @@ def _too_few(sessions: list[Session]) -> str:
     claiming = [p.name for p in PRESETS.values() if p.pairs >= CLAIM_PAIRS]
     if preset is None or preset.name not in claiming:
         how = f"preset {' or '.join(claiming)}"
-    elif not in_turn(pairs):
-        how = "--paired"
     else:
-        how = "repeat the command in another hour"
+        how = "repeat the command in another hour" if in_turn(pairs) else "--paired"
     if how == "--paired" and len(pairs) >= CLAIM_PAIRS:
         return f"{COMPARABLE}, but one side was measured after the other, not in turn: --paired"
-    there = (
-        f"{_counted(len(pairs), 'pair')} in {_counted(len(sessions), 'session')}; {CLAIM_PAIRS} pairs in one session"
-    )
-    return f"{COMPARABLE}, but {there} or {CLAIM_SESSIONS} sessions are needed: {how}"
+    there = f"{_counted(len(pairs), 'pair')} in {_counted(len(sessions), 'session')}"
+    needed = f"{CLAIM_PAIRS} pairs in one session or {CLAIM_SESSIONS} sessions are needed"
+    return f"{COMPARABLE}, but {there}; {needed}: {how}"
 
 
 def _counted(number: int, name: str) -> str:
