@@ -160,11 +160,11 @@ def _overlapping(
                 free.acquire()
                 if failed:
                     break
-        except Exception as error:
+        except Exception as error:  # raised below, too, once the calls under way have ended
             failed.append(error)
         for thread in threads:
             thread.join()
-    except BaseException:
+    except BaseException:  # Ctrl-C
         stopped.set()
         until = time.monotonic() + STARTING_SECONDS
         for thread in threads:
