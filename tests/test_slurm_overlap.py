@@ -131,6 +131,15 @@ def test_a_submission_that_is_unclear_counts_more_than_others_that_must_wait() -
     with pytest.raises(sbatch.FullError):
         overlapping(iter([("full", None)]), one)
 
+    def broken(batch: str, target: None) -> None:
+        if batch == "broken":
+            time.sleep(0.3)
+            raise OSError("no space left")
+        one(batch, target)
+
+    with pytest.raises(OSError, match="no space left"):
+        overlapping(iter([("broken", None), ("full", None)]), broken)
+
 
 def test_a_target_that_takes_no_more_hides_nothing_that_is_under_way() -> None:
     ended = []

@@ -134,7 +134,8 @@ def _overlapping(
 ) -> None:
     """Call ``one`` for each of ``batches``, ``at_once`` of them at a time, until one raises; wait for those under way.
 
-    Raises NotNowError only if no other error was raised: after it, nobody looks for jobs whose submission is unclear.
+    Of several errors it raises the one that says most: what nobody expected, else UnclearError, and NotNowError only
+    if there is no other: after it, nobody looks for jobs whose submission is unclear.
     ``stopped`` is set once a submission is, or by Ctrl-C: no call then begins, waits or looks for anything. After
     Ctrl-C an sbatch that was begun is left to itself (``slurm.only_driver``).
     """
@@ -144,7 +145,7 @@ def _overlapping(
     def call(batch: list[Run], target: Target) -> None:
         try:
             one(batch, target)
-        except BaseException as error:  # raised below
+        except BaseException as error:  # raised below, if it says the most of all
             failed.append(error)
             if isinstance(error, UnclearError):
                 stopped.set()
@@ -160,7 +161,7 @@ def _overlapping(
                 free.acquire()
                 if failed:
                     break
-        except Exception as error:  # raised below, too, once the calls under way have ended
+        except Exception as error:  # likewise, once the calls under way have ended
             failed.append(error)
         for thread in threads:
             thread.join()
@@ -170,7 +171,7 @@ def _overlapping(
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         raise
-    for first in sorted(failed, key=lambda one: isinstance(one, NotNowError)):
+    for first in sorted(failed, key=lambda one: (isinstance(one, NotNowError), isinstance(one, UnclearError))):
         raise first
 
 
