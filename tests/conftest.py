@@ -222,8 +222,8 @@ from duel.results import Results
 
 number = int(sys.argv[1])
 name, target = cluster.load(Path("cluster.yaml")).target(None)
-kinds = [(f, b, p, r) for b in ("mnist", "resnet50") for p in ("smoke", "standard") for r in ("fp32", "bf16", "tf32")
-         for f in ("jax", "pytorch")]
+kinds = [(f, b, p, r) for b in ("mnist", "resnet50", "cifar10", "vit_b16") for p in ("smoke", "standard")
+         for r in ("fp32", "bf16", "tf32") for f in ("jax", "pytorch")]
 launches = submit.plan([Job(f, b, 1, p, r, None, name) for f, b, p, r in kinds[:number]], target)
 for run in slurm.Slurm().start(launches, Results(Path("results")), lambda words: print(words, flush=True)):
     print("started", run.id, run.launch().slurm_job_id, flush=True)
