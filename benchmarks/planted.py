@@ -40,16 +40,16 @@ class Plant(NamedTuple):
 # Each makes the step longer by more than a third, so that what it adds stands out from how steps vary. What XLA would
 # see through, such as the same work twice or two transposes that cancel, is not slow: JAX gets other values each time,
 # PyTorch is eager. Copies and sums take no memory of their own: with it, the convolutions beside them took less,
-# presumably because they found theirs mapped. The transposes are of 16 samples, since of those of one, or four, a third
+# presumably because they found theirs mapped. The transposes are of 32 samples, since of those of one, or four, a third
 # of the time went into starting them, and beside those of all 64 the convolutions took less.
 PLANTS = {
     "needless transposes": Plant(
         *("pytorch", "cifar10", "copy and layout", "", "pytorch/models/cifar10.py"),
         "            x = functional.relu(conv(x))\n",
         "            spares = vars(self).setdefault('_spares', {})\n"
-        "            some = x.detach()[:16]\n"
+        "            some = x.detach()[:32]\n"
         "            spare = spares.setdefault(some.shape, torch.empty_like(some))\n"
-        "            for _ in range(2 * len(x)):\n"
+        "            for _ in range(len(x)):\n"
         "                spare.copy_(some.transpose(2, 3))\n"
         "            x = functional.relu(conv(x))\n",
     ),
