@@ -8,6 +8,7 @@ python main.py compare                                what came of them
 Only the entry point: the command line is duel/cli/. Any python3 can start it; it switches to the driver's environment.
 """
 
+import gc
 import importlib.util
 import io
 import os
@@ -40,6 +41,8 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None if the parent process closed it
             stream.reconfigure(errors="replace")  # a terminal without Unicode shows '?' instead of a traceback
+    # What is known of ten thousand runs is as many objects, which the collector would go through again and again.
+    gc.set_threshold(100_000)
     from duel.cli.main import main
 
     sys.exit(main())

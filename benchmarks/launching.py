@@ -107,6 +107,7 @@ def looking(target: Target, folder: Path) -> tuple[float, int]:
         (stand_ins / tool).write_text(f'#!/bin/sh\necho {tool} >> "{calls}"\nexec {shutil.which(tool)} "$@"\n')
         (stand_ins / tool).chmod(0o755)
     environment = os.environ | {"PATH": f"{stand_ins}:{os.environ['PATH']}"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each command would compile its modules anew
     seconds = []
     for _ in range(ROUNDS):
         calls.unlink(missing_ok=True)

@@ -54,6 +54,7 @@ def measured(command: list[str], folder: Path) -> tuple[float, float]:
 
 
 def main() -> int:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each command would compile its modules anew
     models = read_rows(next(iter(sorted((ROOT / "results" / "published").glob("*/results.csv")))))[:ROWS]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
