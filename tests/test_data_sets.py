@@ -85,7 +85,7 @@ def cut(path: Path) -> None:
         ("bin", True, lambda path: cut(path), r"truncated or damaged archive|missing in it"),
         ("bin", False, lambda path: cut(path / "data_batch_3.bin"), r"data_batch_3\.bin: \d+ bytes are no whole"),
         ("py", False, lambda path: cut(path / "test_batch"), r"test_batch: truncated or damaged"),
-        ("py", False, lambda path: (path / "test_batch").write_bytes(ENDLESS), r"damaged \(MemoryError"),
+        ("py", False, lambda path: (path / "test_batch").write_bytes(ENDLESS), r"no memory .* damaged, unless"),
         ("py", False, lambda path: (path / "data_batch_5").unlink(), r"data_batch_5 missing; unpack the archive again"),
     ],
 )
