@@ -304,7 +304,8 @@ class Site:
         said = self.slurm.run("squeue", "--all", "--array", "--states=all", "--noheader", "-o", "%i|%j").stdout
         if self.slurm.accounting:
             said += self.slurm.run("sacct", "-X", "-P", "-n", "-S", "now-1hours", "-o", "JobID,JobName").stdout
-        return dict(line.split("|", 1) for line in said.splitlines())
+        # "7_[5-9]" is what sacct calls elements of an array that had not started yet; squeue names each.
+        return dict(line.split("|", 1) for line in said.splitlines() if "[" not in line)
 
     def forget_jobs(self) -> None:
         """Count from here on."""
