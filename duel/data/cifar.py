@@ -110,7 +110,7 @@ def _of_pickle(where: str, data: bytes, classes: int) -> Equal:
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     except MemoryError:  # of what is in it, or of a false length
-        raise DataError(f"{where}: no memory for as much as it says is in it: damaged, unless memory is short") from None
+        raise DataError(f"{where}: no memory for what it says is in it: damaged, unless memory is short") from None
     except Exception as error:  # whatever a damaged pickle makes Python raise
         raise DataError(f"{where}: truncated or damaged ({type(error).__name__}: {error})") from None
     return _pictures(where, table, numbers)
