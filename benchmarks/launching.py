@@ -8,9 +8,10 @@ exceed 1.5. 'status' over 2,000 runs, 40 of them waiting in Slurm, must take les
 most twice; scontrol, once, for the cluster's name is not counted. Exit code 1 if one of these does not hold.
 
 With Slurm on the same machine sbatch takes 6 ms, in which creating eight files for each job counts. Script by script
-the ratio was 1.19 in memory (TMPDIR=/dev/shm), 1.29 on a disk that was quiet, and 1.41 to 1.49 within two minutes after
-another run: for as long, ext4 steps over what was just deleted, and a new file takes 0.5 to 1 ms instead of 0.02. Job
-arrays took 0.50 to 0.95 of the loop (2026-11-29, two cores).
+the ratio was 1.19 in memory (TMPDIR=/dev/shm), 1.29 on a disk that was quiet, 1.41 to 1.49 within two minutes after
+another run, and 1.58, which does not hold, right after 10,000 folders of runs had been deleted: ext4 steps over what it
+deleted lately, so that a new file took up to 1 ms instead of 0.02. Job arrays took 0.50 to 1.06 of the loop
+(2026-11-29, two cores).
 """
 
 import dataclasses

@@ -5,6 +5,9 @@
 Each command follows a new run, and is the median of some. 'status' and 'collect' must take less than 0.5 s and 100 MB.
 Beside them: the start of Python, and a 'collect' that reads all runs, as without the index. Exit code 1 if one is
 slower or larger.
+
+'collect' copies what is settled into a new table, 300 MB here: it took 0.46 s in memory (TMPDIR=/dev/shm), which holds,
+and on a disk 0.57 and 0.61 s, which does not (2026-11-29, two cores). 'status' took 0.17 to 0.25 s.
 """
 
 import json
