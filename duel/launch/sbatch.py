@@ -56,8 +56,8 @@ class UnclearError(Exception):
 class ScriptExecutor(submitit.SlurmExecutor):
     """submitit's Slurm executor, except that it submits the rendered script itself, with the run's id as job name.
 
-    submitit's own plug-in for this machine overrides the same method. Its other plug-ins first write a script of their
-    own, and keep a link to it: two more files for each job, of which a busy disk takes a millisecond each.
+    submitit's executor for the local machine overrides the same method. Its Slurm executor first writes a script of its
+    own, and keeps a link to it: two more files for each job, and a busy disk took a millisecond for each.
     """
 
     def __init__(self, folder: Path, name: str, script: Path, target: Target) -> None:
@@ -161,7 +161,7 @@ def _overlapping(
                 free.acquire()
                 if failed:
                     break
-        except Exception as error:  # likewise, once the calls under way have ended
+        except Exception as error:  # such as the target's limit: raised below, after the calls under way
             failed.append(error)
         for thread in threads:
             thread.join()
