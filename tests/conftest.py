@@ -166,7 +166,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def start_slurm(*, accounting: bool, **more: bool) -> Iterator[SlurmCluster]:
+def start_slurm(*, accounting: bool, **more: int) -> Iterator[SlurmCluster]:
     needs(missing_programs(), "slurm")
     with SlurmCluster(accounting=accounting, **more) as cluster:
         yield cluster

@@ -32,7 +32,7 @@ ProctrackType=proctrack/linuxproc TaskPlugin=task/none MpiDefault=none
 SelectType=select/cons_tres SelectTypeParameters=CR_Core_Memory DefMemPerCPU=1000
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio PreemptMode=REQUEUE
-OverTimeLimit=0 KillWait=5 MinJobAge=4 MessageTimeout={message_timeout} SlurmdTimeout=6 ReturnToService=2
+OverTimeLimit=0 KillWait=5 MinJobAge=4 MessageTimeout={message_timeout} SlurmdTimeout={node_timeout} ReturnToService=2
 JobAcctGatherType=jobacct_gather/linux JobAcctGatherFrequency=1
 GresTypes=gpu,tpu
 """
@@ -112,7 +112,8 @@ class SlurmCluster:
         self._nodes = (*NODES, *MANY_NODES) if many else NODES
         self._limits = LIMITS if limits else ""
         self.user = pwd.getpwuid(os.getuid()).pw_name  # root or not, all daemons and jobs are this user's
-        self._settings = {"message_timeout": message_timeout, "user": self.user}
+        # On a few cores some of many nodes answer late, and the jobs of a node that is given up are requeued.
+        self._settings = {"message_timeout": message_timeout, "node_timeout": 60 if many else 6, "user": self.user}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> "SlurmCluster":

@@ -27,7 +27,7 @@ points:
 @pytest.fixture(scope="module")
 def slurm_of_session() -> Iterator[SlurmCluster]:
     """Instead of the one with five nodes."""
-    with start_slurm(accounting=True, many=True) as cluster:
+    with start_slurm(accounting=True, many=True, message_timeout=30) as cluster:
         yield cluster
 
 
