@@ -111,8 +111,12 @@ def test_a_switch_that_a_side_lacks_leaves_it_as_it_is() -> None:
             {"kind": "gpu"},
             "switch cuda_graphs needs compile; valid: both of them, or neither",
         ),
-        ("opacus+compile", {"use_case": 3}, "switches opacus and compile cannot be combined; valid: one of them"),
-        ("tuned+opacus", {"use_case": 3}, "cannot be combined; valid: tuned+opacus-compile"),
+        (
+            "opacus+compile",
+            {"benchmark": "mnist", "use_case": 3},
+            "switches opacus and compile cannot be combined; valid: one of them",
+        ),
+        ("tuned+opacus", {"benchmark": "mnist", "use_case": 3}, "cannot be combined; valid: tuned+opacus-compile"),
         (
             "default+attention=flash",
             {"framework": "jax", "benchmark": "gpt2"},
@@ -209,6 +213,8 @@ def test_what_applies_to_neither_side_is_refused_before_anything_starts() -> Non
     for mode, benchmark, use_case in (("opacus", "mnist", 1), ("default+attention=math", "resnet50", 1)):
         with pytest.raises(UserError, match="does not apply to train_single of "):
             modes.refuse(mode, benchmark, use_case)
+    with pytest.raises(UserError, match="switch opacus does not apply to per_sample_gradients_single of graphnet"):
+        modes.refuse("opacus", "graphnet", 3)
 
 
 def test_a_switch_that_did_not_take_is_an_error_with_what_was_found() -> None:

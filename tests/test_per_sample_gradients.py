@@ -2,11 +2,10 @@
 
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Main, clean_environment, interpreter, rows_of
+from conftest import ROOT, clean_environment, interpreter
 
 from duel.catalogue import BENCHMARKS, CLIP_NORM, FRAMEWORKS, PRODUCTS
 from duel.report.parity import GRADIENTS, ZERO_GRADIENT
@@ -151,7 +150,10 @@ def test_compiled_they_are_the_same(products: Callable[..., Arrays]) -> None:
     assert_near(part(compiled, "clipped_sum/"), part(found, "clipped_sum/"))
 
 
-@pytest.mark.parametrize("benchmark", ["mnist", pytest.param("cifar10", marks=pytest.mark.full)])
+OPACUS = ["mnist", *(pytest.param(name, marks=pytest.mark.full) for name in ("cifar10", "vit_b16"))]
+
+
+@pytest.mark.parametrize("benchmark", OPACUS)
 def test_opacus_has_the_same(products: Callable[..., Arrays], benchmark: str) -> None:
     found, library = (products("pytorch", benchmark, mode=mode) for mode in ("default", "opacus"))
     for product in PRODUCTS:
@@ -166,14 +168,3 @@ def test_in_16_bits_opacus_keeps_its_gradients_in_float32(products: Callable[...
             assert array.dtype == np.float32
             right = part(found, f"{product}/")[name]
             assert np.linalg.norm(array - right) < 0.03 * np.linalg.norm(right), name
-
-
-def test_where_opacus_takes_no_samples_it_says_so(main: Main, checkout: Path) -> None:
-    """A graph's nodes are no samples of their own."""
-    asked = ("--benchmark", "graphnet", "--use_case", "3", "--products", "norms", "--mode", "opacus")
-    said = main(*asked, "--framework", "pytorch", "--preset", "smoke", "--device", "cpu", "--wait")
-    assert said.returncode == 1
-    (row,) = rows_of(checkout)
-    assert row["status"] == "failed"
-    assert "Opacus takes something else for samples in " in row["cause"]
-    assert row["cause"].endswith("valid: --mode default, compile")

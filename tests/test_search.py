@@ -41,7 +41,7 @@ def test_each_trial_turns_a_switch_of_the_fastest_so_far() -> None:
 
 
 def test_a_switch_is_turned_with_what_it_needs_and_without_what_it_excludes() -> None:
-    per_sample = dataclasses.replace(RESNET50, use_case=3)
+    per_sample = dataclasses.replace(RESNET50, benchmark="mnist", use_case=3)
     assert searched(per_sample, {"default+compile": 2.0}) == ["default", "default+compile", "default+opacus"]
     on_gpu = searched(dataclasses.replace(RESNET50, device_kind="gpu"), {"default": 2.0})
     assert "default+compile+cuda_graphs" in on_gpu
