@@ -262,8 +262,12 @@ def _add_how(parser: Parser, several: bool) -> None:
         help=f"how long and how often to measure: {', '.join(names)} (default: standard)",
     )
     add_precision(how)
+    add_mode(how, several)
+
+
+def add_mode(parser: argparse._ActionsContainer, several: bool = False) -> None:
     known = ", ".join([*modes.MODES, *([modes.WATERFALL] if several else [])])
-    how.add_argument(
+    parser.add_argument(
         "--mode",
         type=mode_or_waterfall if several else mode,
         default=modes.DEFAULT,

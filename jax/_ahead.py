@@ -68,6 +68,7 @@ def planned(asked: dict[str, Any]) -> dict[str, Any]:
     setting = Setting(
         dataclasses.replace(benchmark, optimizer=optimizer),
         *(asked["size"], asked["precision"], device, world),
+        switches=asked["switches"],
         product=asked.get("product") or "",
         microbatch=fitting(each, _trainable(shapes), chip.memory_bytes) if per_sample else 0,
     )

@@ -1,6 +1,7 @@
 """Programs planned for TPUs that are not here: compiled for real by libtpu, kept, and told before a job waits."""
 
 import dataclasses
+import itertools
 import json
 import re
 from argparse import Namespace
@@ -12,6 +13,7 @@ import pytest
 from conftest import ROOT, Main, needs, rows_of
 from golden import regenerate
 
+from duel import files
 from duel.arguments import Parser
 from duel.catalogue import (
     BENCHMARKS,
@@ -37,6 +39,7 @@ from duel.measure.growing import repeated
 from duel.record import Row
 from duel.results import Results, Run
 
+COMPILED_FOR = ("v5e", "v6e")
 PYTHON = ROOT / ".venv" / "jax-tpu" / "bin" / "python"
 
 
@@ -46,7 +49,7 @@ def python() -> str:
     return str(PYTHON)
 
 
-@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+@pytest.mark.parametrize("chip", COMPILED_FOR)
 @pytest.mark.parametrize(
     ("benchmark", "use_case", "devices"),
     [("mnist", TRAIN, 1), ("gcn", INFERENCE, 1), ("mnist", TRAIN_MANY, 4), ("mnist", PER_SAMPLE_MANY, 4)],
@@ -83,17 +86,27 @@ def test_a_compilation_that_takes_too_long_ends(python: str) -> None:
     assert (found.outcome, found.why) == (fit.TOO_SLOW, "2 s")
 
 
+def fitting_in(chip: str) -> list[Found]:
+    """What docs/fit says fits ``chip``."""
+    stored = files.read_object(ROOT / "docs" / "fit" / f"{chip}.json")["found"]
+    return [one for one in files.fitting(stored, list[Found], chip) if one.outcome == fit.FITS]
+
+
+@pytest.mark.parametrize("chip", COMPILED_FOR)
+def test_every_cell_compiles_in_some_mode_and_batch(chip: str) -> None:
+    cells = {(one.cell.benchmark, one.cell.use_case, one.cell.precision) for one in fitting_in(chip)}
+    timed = [number for number, use_case in USE_CASES.items() if use_case.module]
+    assert cells == set(itertools.product(BENCHMARKS, timed, ("bf16", "fp32")))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("chip", ["v5e", "v6e"])
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-@pytest.mark.parametrize("use_case", [number for number, case in USE_CASES.items() if case.module])
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_every_cell_compiles(python: str, chip: str, benchmark: str, use_case: int, precision: str) -> None:
-    devices = 4 if use_case in (2, 4) else 1
-    product = "clipped_sum" if use_case in (3, 4) else None
-    cell = Cell(chip, benchmark, use_case, "tiny", precision, 4 * devices, devices, product)
-    found = fit.compiled(cell, python, 900)
+@pytest.mark.parametrize(
+    "recorded", [one for chip in COMPILED_FOR for one in fitting_in(chip)], ids=lambda one: str(one.cell)
+)
+def test_what_compiled_does_so_again(python: str, recorded: Found) -> None:
+    found = fit.compiled(recorded.cell, python, 900)
     assert found.outcome == fit.FITS, found
+    assert found.planned_bytes == pytest.approx(recorded.planned_bytes, rel=0.05)
 
 
 def test_the_table_of_cells_is_of_its_records() -> None:
@@ -164,7 +177,14 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
     )
     bert = Job("jax", "bert", TRAIN, "smoke", "bf16", None, "tpu", size="tiny", batch_sizes=(8,))
     (said,) = fit.remarks(bert, "v5e", tmp_path)
-    assert "did not compile for a v5e on this machine: the compiler was ended by SIGSEGV" in said
+    assert said.endswith("did not compile for a v5e on this machine: the compiler was ended by SIGSEGV")
+    other = Cell("v5e", "bert", TRAIN, "tiny", "bf16", 8, mode="default+donation=off")
+    fit.keep(tmp_path, "v5e", Found(other, fit.FITS, code_sha256=fit._code(other)))
+    (said,) = fit.remarks(bert, "v5e", tmp_path)
+    assert said.endswith("ended by SIGSEGV; it does with --mode default+donation=off")
+    assert fit.remarks(dataclasses.replace(bert, mode="default+compile"), "v5e", tmp_path) == [said], "not JAX's"
+    for mode in (other.mode, "default+attention=cudnn"):
+        assert fit.remarks(dataclasses.replace(bert, mode=mode), "v5e", tmp_path) == []
     assert fit.remarks(dataclasses.replace(bert, batch_sizes=(16,)), "v5e", tmp_path) == []
     fit.file(tmp_path, "v5e").write_text("{")
     with pytest.raises(UserError, match=r"remove it, and 'main\.py fit' makes a new one"):
@@ -207,6 +227,11 @@ def test_what_was_compiled_ahead_is_told_of_every_job_with_jax_in_it(tmp_path: P
     [
         (("--device", "tpu:v9"), "unknown chip 'tpu:v9'; valid: tpu:v4, tpu:v5e, tpu:v5p, tpu:v6e"),
         (("--use_case", "2"), "use case 2: batches are tried on one device; valid: 1, 3, 5"),
+        (("--mode", "default+convolution=products"), "omit --largest, --limit and --mode, and give"),
+        (
+            ("--device", "tpu:v5e", "--mode", "default+attention=cudnn"),
+            "switch attention does not apply to train_single of mnist on a tpu; valid: ",
+        ),
         (("--device", "tpu:v5e", "--limit", "1h"), "time '1h': give minutes or seconds"),
         (("--device", "tpu:v5e", "--use_case", "0"), "use case 0 is a proof: 'main.py validate' makes it"),
         (("--device", "tpu:v5e", "--precision", "tf32"), "tf32 is not supported on a TPU; valid: fp32, bf16"),

@@ -4,7 +4,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from duel import ROOT
+from duel import ROOT, modes
 from duel.arguments import Parser, Several
 from duel.catalogue import (
     BENCHMARKS,
@@ -23,6 +23,7 @@ from duel.errors import UserError
 from duel.job import Job
 from duel.options import (
     SIZES,
+    add_mode,
     add_precision,
     batch_size,
     benchmark_names,
@@ -77,6 +78,7 @@ def options(parser: Parser) -> None:
         help="what to compute from per-sample gradients (default: clipped_sum)",
     )
     add_precision(parser)
+    add_mode(parser)
     parser.add_argument("--largest", action="store_true", help="also find the largest batch that fits")
     parser.add_argument("--limit", type=_minutes, metavar="TIME", help="most time for one compilation (default: 15m)")
     parser.add_argument(
@@ -127,10 +129,11 @@ def _tried(args: argparse.Namespace, results: "Results") -> int:
     from duel.cli.commands import print_comparison
     from duel.launch import cluster, manage, submit
 
-    if args.largest or args.limit is not None or len(args.batch_sizes) > 1 or len(args.products) > 1:
+    for_chips = args.largest or args.limit is not None or args.mode != modes.DEFAULT
+    if for_chips or len(args.batch_sizes) > 1 or len(args.products) > 1:
         raise UserError(
-            "without --device, batches are tried on the target, from a single size: omit --largest and --limit, "
-            "and give --batch_sizes and --products at most one value each"
+            "without --device, batches are tried on the target, from a single size: omit --largest, --limit and "
+            "--mode, and give --batch_sizes and --products at most one value each"
         )
     described = cluster.load(ROOT / "cluster.yaml")
     name, target = described.target(args.target)
@@ -168,6 +171,7 @@ def _cells(args: argparse.Namespace) -> "list[Cell]":
     cells = []
     for name in args.benchmark:
         for use_case in args.use_case or (TRAIN,):
+            modes.settings(args.mode, "jax", name, use_case, args.precision, "tpu")  # raises UserError
             per_sample = use_case in (PER_SAMPLE, PER_SAMPLE_MANY)
             devices = 4 if use_case in MANY else 1
             usual = BENCHMARKS[name].sizes[args.size].batch_size["tpu"] * devices
@@ -177,7 +181,7 @@ def _cells(args: argparse.Namespace) -> "list[Cell]":
                         f"--batch_sizes {size}: use case {use_case} needs a multiple of {devices}, its chips"
                     )
                 cells += [
-                    Cell(args.device, name, use_case, args.size, args.precision, size, devices, each)
+                    Cell(args.device, name, use_case, args.size, args.precision, size, devices, each, args.mode)
                     for each in (_products(args) if per_sample else (None,))
                 ]
     return cells

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from duel.chips import CHIPS, bound
 from duel.errors import UserError
 from duel.files import Damaged, write_atomically
 from duel.job import Job
+from duel.modes import DEFAULT, settings
 from duel.terminal import Table
 
 LIMIT_SECONDS = 900.0  # that a compilation may take
@@ -41,12 +42,14 @@ class Cell:
     batch_size: int
     devices: int = 1
     product: str | None = None
+    mode: str = DEFAULT
 
     @property
     def name(self) -> str:
         parts = [self.benchmark, self.size, USE_CASES[self.use_case].name, self.precision, f"batch {self.batch_size}"]
         parts += [self.product] if self.product else []
-        return ", ".join([*parts, *([f"{self.devices} chips"] if self.devices > 1 else [])])
+        parts += [f"{self.devices} chips"] if self.devices > 1 else []
+        return ", ".join([*parts, *([f"mode {self.mode}"] if self.mode != DEFAULT else [])])
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def interpreter(python: str | None) -> str:
 def compiled(cell: Cell, python: str, limit: float) -> Found:
     """Compile one cell in a process of its own."""
     asked = {name: value for name, value in dataclasses.asdict(cell).items() if value is not None}
+    asked["switches"] = _switches(cell, cell.mode)
     environment = dict(os.environ)
     variables.take_out(environment)  # as in a job, which the shell's variables do not reach
     environment.pop("PYTHONSAFEPATH", None)
@@ -142,8 +146,16 @@ def compiled(cell: Cell, python: str, limit: float) -> Found:
     most = CHIPS[cell.chip].memory_bytes
     if (found.planned_bytes or 0) > most:
         over = ((found.planned_bytes or 0) - most) / 2**30
-        return dataclasses.replace(found, outcome=TOO_LARGE, why=f"{over:.2g} GiB more than the chip has")
+        return replace(found, outcome=TOO_LARGE, why=f"{over:.2g} GiB more than the chip has")
     return found
+
+
+def _switches(cell: Cell, mode: str) -> dict[str, str] | None:
+    """Return what ``mode`` sets JAX's switches to; None if it sets one that a TPU does not have."""
+    try:
+        return settings(mode, "jax", cell.benchmark, cell.use_case, cell.precision, "tpu")
+    except UserError:
+        return None
 
 
 def largest(cell: Cell, python: str, limit: float, say: Say) -> Iterator[Found]:
@@ -152,7 +164,7 @@ def largest(cell: Cell, python: str, limit: float, say: Say) -> Iterator[Found]:
     plans: dict[int, int] = {}
     size: int | None = cell.batch_size
     while size:
-        found = compiled(dataclasses.replace(cell, batch_size=size), python, limit)
+        found = compiled(replace(cell, batch_size=size), python, limit)
         yield found
         say(f"batch {size}: {found.outcome}{f', {found.why}' if found.why else ''}")
         if found.outcome == FITS:
@@ -202,10 +214,16 @@ def remarks(job: Job, chip: str, results: Path) -> list[str]:
         for one in found
         if one.outcome == TOO_LARGE and any(batch >= one.cell.batch_size for batch in _batches(job, one.cell))
     ] + [
-        f"{one.cell.name} did not compile for a {chip} on this machine: {one.why}"
+        f"{one.cell.name} did not compile for a {chip} on this machine: {one.why}{_instead(one.cell, found)}"
         for one in found
-        if one.outcome == FAILED and one.cell.batch_size in _batches(job, one.cell)
+        if one.outcome in (FAILED, TOO_SLOW) and one.cell.batch_size in _batches(job, one.cell)
     ]
+
+
+def _instead(cell: Cell, found: list[Found]) -> str:
+    """Name the modes in which ``cell`` does compile, if any is known."""
+    works = [one.cell.mode for one in found if one.outcome == FITS and replace(one.cell, mode=cell.mode) == cell]
+    return f"; it does with --mode {' or '.join(works)}" if works else ""
 
 
 def _batches(job: Job, cell: Cell) -> list[int]:
@@ -219,7 +237,7 @@ def _batches(job: Job, cell: Cell) -> list[int]:
         for batch in point.batch_sizes or (usual,)
         for product in point.products or (None,)
     ]
-    alike = (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices) == (
-        *(job.benchmark, job.use_case, size, job.precision, job.ranks),
+    alike = (cell.benchmark, cell.use_case, cell.size, cell.precision, cell.devices, _switches(cell, cell.mode)) == (
+        *(job.benchmark, job.use_case, size, job.precision, job.ranks, _switches(cell, job.mode)),
     )
     return [batch for batch, product in points if alike and product == cell.product]
