@@ -6,9 +6,9 @@ Each command follows a new run, and is the median of some. 'status' and 'collect
 Beside them: the start of Python, and a 'collect' that reads all runs, as without the index. Exit code 1 if one is
 slower or larger. The runs have no evidence files, which 'collect' reads of a new run.
 
-'collect' copies what is settled into a new table, 300 MB here, so half of its time is the disk's. It took 0.46 s on a
-quiet disk, which holds, and 0.54 s, which does not, 30 s after the 10,000 folders of that run had been deleted
-(2026-11-29, two cores). 'status' took 0.16 and 0.19 s.
+'collect' copies what is settled into a new table, 300 MB here, so half of its time is the disk's. It took 0.456 and
+0.495 s on a quiet disk, which holds, and 0.536 s, which does not, 30 s after another run's 10,000 folders had been
+deleted (2026-11-29, two cores). 'status' took 0.16 to 0.19 s.
 """
 
 import json
