@@ -172,9 +172,8 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
     fit.keep(tmp_path, "v5e", Found(over_all, fit.TOO_LARGE, "Exceeded hbm", code_sha256=fit._code(over_all)))
     assert len(fit.remarks(trains, "v5e", tmp_path)) == 1, "its recipe's batch is 4096"
     small = Cell("v5e", "bert", TRAIN, "tiny", "bf16", 8)
-    fit.keep(
-        tmp_path, "v5e", Found(small, fit.FAILED, "the compiler was ended by SIGSEGV", code_sha256=fit._code(small))
-    )
+    crashed = Found(small, fit.FAILED, "the compiler was ended by SIGSEGV", code_sha256=fit._code(small))
+    fit.keep(tmp_path, "v5e", crashed)
     bert = Job("jax", "bert", TRAIN, "smoke", "bf16", None, "tpu", size="tiny", batch_sizes=(8,))
     (said,) = fit.remarks(bert, "v5e", tmp_path)
     assert said.endswith("did not compile for a v5e on this machine: the compiler was ended by SIGSEGV")
@@ -186,6 +185,8 @@ def test_what_was_found_is_kept_and_told_before_a_job_waits(tmp_path: Path) -> N
     for mode in (other.mode, "default+attention=cudnn"):
         assert fit.remarks(dataclasses.replace(bert, mode=mode), "v5e", tmp_path) == []
     assert fit.remarks(dataclasses.replace(bert, batch_sizes=(16,)), "v5e", tmp_path) == []
+    fit.keep(tmp_path, "v5e", Found(small, fit.TOO_SLOW, "9 s", code_sha256=fit._code(small)))
+    assert "on this machine: not within 9 s; it does" in fit.remarks(bert, "v5e", tmp_path)[0]
     fit.file(tmp_path, "v5e").write_text("{")
     with pytest.raises(UserError, match=r"remove it, and 'main\.py fit' makes a new one"):
         fit.known(tmp_path, "v5e")

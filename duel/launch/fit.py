@@ -214,7 +214,8 @@ def remarks(job: Job, chip: str, results: Path) -> list[str]:
         for one in found
         if one.outcome == TOO_LARGE and any(batch >= one.cell.batch_size for batch in _batches(job, one.cell))
     ] + [
-        f"{one.cell.name} did not compile for a {chip} on this machine: {one.why}{_instead(one.cell, found)}"
+        f"{one.cell.name} did not compile for a {chip} on this machine: "
+        f"{'not within ' if one.outcome == TOO_SLOW else ''}{one.why}{_instead(one.cell, found)}"
         for one in found
         if one.outcome in (FAILED, TOO_SLOW) and one.cell.batch_size in _batches(job, one.cell)
     ]
