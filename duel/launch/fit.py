@@ -117,7 +117,7 @@ def interpreter(python: str | None) -> str:
 def compiled(cell: Cell, python: str, limit: float) -> Found:
     """Compile one cell in a process of its own."""
     asked = {name: value for name, value in dataclasses.asdict(cell).items() if value is not None}
-    asked["switches"] = _switches(cell, cell.mode)
+    asked["switches"] = settings(cell.mode, "jax", cell.benchmark, cell.use_case, cell.precision, "tpu")
     environment = dict(os.environ)
     variables.take_out(environment)  # as in a job, which the shell's variables do not reach
     environment.pop("PYTHONSAFEPATH", None)
