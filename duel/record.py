@@ -283,14 +283,13 @@ class Row:
     def to_csv(self) -> list[str]:
         """Return one string per column. Every empty column has a reason, if only that the row did not reach it."""
         values = self.to_dict()
-        empty = [name for name in COLUMNS[:-1] if values[name] is None]
-        if self.recipe is None:  # nobody asks a measured row why it is no training
-            empty = [name for name in empty if name not in LEARNED]
-        reasons = {name: self.missing.get(name, NOT_YET) for name in empty}
-        if self.status == FINISHED:
-            for name in ("cause", "why", "partial"):  # a finished row needs none
-                reasons.pop(name, None)
-        values["missing"] = json.dumps(reasons)
+        # Nobody asks a measured row why it is no training, or a finished one why it did not finish.
+        unasked = {*(LEARNED if self.recipe is None else ()), *(UNFINISHED if self.status == FINISHED else ())}
+        empty: dict[str, list[str]] = {}
+        for name in COLUMNS[:-1]:
+            if values[name] is None and name not in unasked:
+                empty.setdefault(self.missing.get(name, NOT_YET), []).append(name)
+        values["missing"] = json.dumps(empty)
         return ["" if value is None else str(value) for value in values.values()]
 
     @classmethod
@@ -325,6 +324,7 @@ def _check_variables(text: str, name: str) -> None:
 
 COLUMNS = tuple(f.name for f in dataclasses.fields(Row))
 LEARNED = COLUMNS[COLUMNS.index("recipe") : COLUMNS.index("seen_sha256") + 1]  # of trainings to accuracy alone
+UNFINISHED = ("cause", "why", "partial")
 _NAMES = frozenset(COLUMNS)
 _NAMING = COLUMNS.index("run_id"), COLUMNS.index("row")
 _TYPES: dict[str, type] = {
@@ -336,11 +336,12 @@ _TYPES: dict[str, type] = {
 
 @functools.lru_cache(maxsize=1 << 12)
 def _reasons(text: str) -> dict[str, str]:
-    """Return the column ``missing``, shared and so never changed in place. Raises ValueError if it is invalid."""
-    stored = json.loads(text)
-    if not isinstance(stored, dict) or not all(isinstance(why, str) for why in stored.values()):
-        raise ValueError("missing is not an object of strings")
-    return stored
+    """Return the column ``missing``, shared and so never changed in place. Raises Damaged if it is invalid."""
+    found: dict[str, str] = {}
+    for key, value in fitting(json.loads(text), dict[str, str | list[str]], "missing").items():
+        # Tables of earlier versions have a reason for each column, which took two fifths of the table.
+        found |= {key: value} if isinstance(value, str) else dict.fromkeys(value, key)
+    return found
 
 
 # For columns in order; texts, which repeat in a hundred thousand rows, share one object.

@@ -98,8 +98,10 @@ def _text(rows: Iterable[Row]) -> bytes:
 
 def _lines(lines: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO(newline="")
-    # All quoted: to readers, a bare carriage return inside a text would otherwise end the line.
-    csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(lines)
+    plain, quoted = (csv.writer(text, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
+    for line in lines:
+        # To readers, a bare carriage return outside quotes ends the line, and "minimal" may leave it there.
+        (quoted if any("\r" in value for value in line) else plain).writerow(line)
     return text.getvalue().encode()
 
 

@@ -101,6 +101,15 @@ def test_a_row_survives_the_csv(
     assert all(read.missing[name] == planned.get(name, NOT_YET) for name in asked)
 
 
+def test_reasons_in_a_table_of_an_earlier_version_are_read() -> None:
+    missing = {"accuracy": "synthetic data", "driver": "none", "mig": "none"}
+    row = JOB.rows()[0].replace(run_id="jax_mnist_1-261124-100000-00aaaa", missing=missing)
+    texts = row.to_csv()
+    reasons = Row.from_csv(texts).missing
+    assert {name: reasons[name] for name in row.missing} == row.missing
+    assert Row.from_csv([*texts[:-1], json.dumps(reasons)]) == Row.from_csv(texts)
+
+
 def test_a_run_that_was_never_taken_up_is_lost_and_so_are_its_rows(results: Results) -> None:
     run = new_run(results, owner=GONE)
     assert run.status().state == "lost"
