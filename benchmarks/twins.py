@@ -22,6 +22,7 @@ model did not run.
 import argparse
 import importlib
 import math
+import re
 import statistics
 import sys
 import tempfile
@@ -140,8 +141,9 @@ def loops(point: Point, others: Path, public_alone: bool) -> Iterator[tuple[str,
 def _public_in_pytorch(point: Point, tuned: str) -> Iterator[tuple[str, Loop | str]]:
     from peers_pytorch import PEERS
 
+    common = re.sub(r"\+aggregation=\w+", "", tuned)  # how the twin's own modules add over edges
     for name, build in PEERS.get(point.benchmark.name, {}).items():
-        for mode in dict.fromkeys(("default", tuned, "tuned")):
+        for mode in dict.fromkeys(("default", common, "tuned")):
             try:
                 model = build(dict(point.benchmark.sizes["full"].model))
                 point.check_size(sum(parameter.numel() for parameter in model.parameters()))
