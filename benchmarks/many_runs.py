@@ -6,9 +6,8 @@ Each command follows a new run, and is the median of some. 'status' and 'collect
 Beside them: the start of Python, and a 'collect' that reads all runs, as without the index. Exit code 1 if one is
 slower or larger. A new run has evidence files like those of a training of 60 tensors, which 'collect' reads.
 
-'collect' copies what is settled into a new table, 300 MB here, so half of its time is the disk's. It took 0.456 and
-0.495 s on a quiet disk, which holds, and 0.536 s, which does not, 30 s after another run's 10,000 folders had been
-deleted (2026-11-29, two cores). 'status' took 0.16 to 0.19 s.
+'collect' copies what is settled into a new table, 226 MB here, so half of its time is the disk's. It took 0.565 s,
+which does not hold, and an hour later 0.455 s, which does (2026-11-30, two cores); 'status' took 0.19 and 0.16 s.
 """
 
 import json
