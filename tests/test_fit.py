@@ -106,7 +106,7 @@ def test_every_cell_compiles_in_some_mode_and_batch(chip: str) -> None:
 def test_what_compiled_does_so_again(python: str, recorded: Found) -> None:
     found = fit.compiled(recorded.cell, python, 900)
     assert found.outcome == fit.FITS, found
-    assert found.planned_bytes == pytest.approx(recorded.planned_bytes, rel=0.05)
+    assert found.planned_bytes == recorded.planned_bytes  # the same libtpu and code, whatever the machine
 
 
 def test_the_table_of_cells_is_of_its_records() -> None:
