@@ -112,7 +112,7 @@ def profiled(folder: Path, plant: Plant) -> dict[str, Any]:
     ``there``: of the planted kind in the modules of the plant.
     """
     command = ["main.py", "--benchmark", plant.benchmark, "--use_case", "1", "--framework", plant.framework]
-    command += ["--preset", "smoke", "--size", "full", "--profile", "--wait"]
+    command += ["--preset", "smoke", "--size", "full", "--mode", "default+keep_memory", "--profile", "--wait"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     subprocess.run([sys.executable, *command], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     run = max((folder / "results/runs").iterdir(), key=lambda run: run.stat().st_mtime)

@@ -12,6 +12,9 @@ The twin in ``tuned`` (what results/tuned has for the device, else the set for i
   ``tuned`` in PyTorch, compiled in JAX. Those in PyTorch run in the twin's own loop, whose overhead measuring_loop.py
   shows; those in JAX in a separate one.
 
+All in one process, which keeps the memory that it frees (the switch keep_memory): otherwise what runs later would find
+pages mapped that what runs earlier must map, and a search, with a process for each mode, would come to other results.
+
 Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio of the rounds) with its 95 % t
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
 go on for up to ten times as long: with so many looks, an interval that just meets the bound covers less than 95 %. What
@@ -40,6 +43,7 @@ FEWEST = 6  # rounds
 LONGER = 10  # times the seconds, for what is not decided
 BOUND = 1.05
 TWIN = "twin, tuned"
+KEPT = "+keep_memory"
 
 Loop = Callable[[int], float]  # seconds for a number of steps
 
@@ -80,7 +84,7 @@ class Point:
         """The mode that ``tuned`` stands for."""
         from duel import tuned
 
-        found = tuned.found_for(self.row, ROOT / "results")[0] or "tuned"
+        found = (tuned.found_for(self.row, ROOT / "results")[0] or "tuned").replace(KEPT, "")
         # PyTorch's attention is set for the whole process, in which others are timed, too.
         return "tuned" if self.row.framework == "pytorch" and "attention" in found else found
 
@@ -128,6 +132,7 @@ def loops(point: Point, others: Path, public_alone: bool) -> Iterator[tuple[str,
     tuned = point.tuned
     yield TWIN, point.loop(tuned)
     modes = [] if public_alone else list(dict.fromkeys(("default", *point.neighbours(tuned, point.row))))
+    modes = [mode for mode in modes if KEPT not in mode]
     if point.row.framework == "pytorch":  # see Point.tuned
         modes = [mode for mode in modes if "attention" not in mode]
     for mode in modes:
@@ -271,6 +276,9 @@ def told(twin: list[float], other: list[float]) -> tuple[str, bool]:
 
 
 def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
+    from duel.measure import device
+
+    device.keep_memory()
     held = True
     for name in names:
         for work in works:

@@ -8,6 +8,7 @@ from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benc
 
 OFF, ON = "off", "on"
 THREADS, ALL = "threads", "all"
+KEEP_MEMORY = "keep_memory"
 AS_PASSED = "as passed"  # nothing observable shows whether it was in force
 TRAINING, PER_SAMPLE, INFERENCE = "training", "per_sample_gradients", "inference"  # modules of use cases
 
@@ -177,6 +178,14 @@ SWITCHES: tuple[Switch, ...] = (
         device_kinds=_GPU,
     ),
     Switch("latency_hiding", "jax", "XLA's latency-hiding scheduler", AS_PASSED, device_kinds=_GPU),
+    *(  # the last that a search tries: what keeping saves depends on all others
+        Switch(
+            *(KEEP_MEMORY, framework, "glibc keeps what is freed, instead of returning it to the kernel"),
+            proof="where a large block lies",
+            device_kinds=("cpu",),
+        )
+        for framework in FRAMEWORKS
+    ),
 )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from duel import modes
 from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
-from duel.measure import attempt, preparing
+from duel.measure import attempt, device, preparing
 from duel.measure.device import ALONE, Device, Setting, World
 from duel.record import Row
 from duel.switches import AS_PASSED, SWITCHES
@@ -207,6 +208,15 @@ def test_a_number_of_threads_is_of_one_process_with_so_many_cpus(monkeypatch: py
         preparing._check_threads("default+threads=2", {"threads": "2"}, ALONE)
 
 
+def test_kept_memory_is_that_of_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "from duel.measure.device import *; print(keeps_memory()); keep_memory(); print(keeps_memory())"
+    alone = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert alone.stdout.split() == ["False", "True"]
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: object())  # as of musl, which has neither of the functions
+    with pytest.raises(UserError, match="only glibc's malloc can be told to keep memory; valid here: keep_memory=off"):
+        preparing._keep_memory("default+keep_memory", ALONE)
+
+
 def test_what_applies_to_neither_side_is_refused_before_anything_starts() -> None:
     modes.refuse("default+channels_last", "resnet50", 1)
     modes.refuse("opacus", "mnist", 3)
@@ -281,7 +291,7 @@ def test_each_side_asks_for_switches_of_its_own_and_for_all_that_it_has(framewor
             match node:
                 case ast.Call(func=ast.Attribute(attr="on" | "value"), args=[ast.Constant(value=str(switch))]):
                     asked.add(switch)
-    of_everyone = {"threads"}  # the measuring process looks at it, too
+    of_everyone = {"threads", "keep_memory"}  # the measuring process looks at it, too
     assert asked | of_everyone == {switch.name for switch in SWITCHES if switch.framework == framework}
 
 

@@ -88,7 +88,7 @@ CACHES = (
 
 def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(checkout: Path, tmp_path: Path) -> None:
     caches = {name: str(tmp_path / "mine" / name) for name in CACHES}
-    rows = measure(checkout, "--mode", "default+threads=1+deterministic", WANDB_MODE="offline", **caches)
+    rows = measure(checkout, "--mode", "default+threads=1+deterministic+keep_memory", WANDB_MODE="offline", **caches)
     assert [(row.framework, row.status, row.cause) for row in rows] == [
         *(("jax", FINISHED, None), ("pytorch", FINISHED, None)),
     ]
@@ -98,6 +98,7 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
         proofs = json.loads(str(row.proofs))
         counted = {"pytorch": ", 1 threads"}.get(str(row.framework), "")
         assert (proofs["threads"], row.cpus) == (f"affinity, 1 CPUs{counted}", 1)
+        assert proofs["keep_memory"].startswith("a large block lies in the heap, ")
         assert proofs["deterministic"] == "a repeat gave the same bits"
         assert "deterministic=on" in str(row.switches)
     assert len({row.run_id for row in rows}) == len({row.group for row in rows}) == 1

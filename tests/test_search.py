@@ -31,18 +31,21 @@ def searched(row: Row, rates: dict[str, float], most: int = 99) -> list[str]:
 
 def test_each_trial_turns_a_switch_of_the_fastest_so_far() -> None:
     one_by_one = [f"default+{switch}" for switch in THREE]
-    assert searched(RESNET50, {"default": 2.0}) == ["default", SET, *one_by_one]
+    assert searched(RESNET50, {"default": 2.0}) == ["default", SET, *one_by_one, "default+keep_memory"]
     without = [SET.replace(f"+{switch}", "") for switch in THREE]
-    assert searched(RESNET50, {SET: 2.0}) == ["default", SET, *without]
+    assert searched(RESNET50, {SET: 2.0}) == ["default", SET, *without, f"{SET}+keep_memory"]
     faster = {"default+channels_last": 2.0, "default+compile+channels_last": 3.0}
     assert searched(RESNET50, faster) == [
         *("default", SET, "default+compile", "default+channels_last", "default+compile+channels_last"),
+        "default+compile+channels_last+keep_memory",
     ]
 
 
 def test_a_switch_is_turned_with_what_it_needs_and_without_what_it_excludes() -> None:
     per_sample = dataclasses.replace(RESNET50, benchmark="mnist", use_case=3)
-    assert searched(per_sample, {"default+compile": 2.0}) == ["default", "default+compile", "default+opacus"]
+    assert searched(per_sample, {"default+compile": 2.0}) == [
+        *("default", "default+compile", "default+opacus", "default+compile+keep_memory"),
+    ]
     on_gpu = searched(dataclasses.replace(RESNET50, device_kind="gpu"), {"default": 2.0})
     assert "default+compile+cuda_graphs" in on_gpu
     assert "default+cuda_graphs" not in on_gpu

@@ -13,6 +13,7 @@ from duel.arguments import Parser
 from duel.catalogue import FRAMEWORKS, MANY, TRIAL
 from duel.measure.attempt import Commands
 from duel.options import SAFETENSORS, add_options, check_use_cases, count, folder_name, target_name
+from duel.switches import KEEP_MEMORY
 from duel.training_options import add_training, check_training
 
 
@@ -66,7 +67,8 @@ def _parser(framework: str) -> Parser:
     # For a measuring process, from its supervisor:
     for name in ("--row", "--rank", "--ranks", "--local_rank"):
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--untraced", action="store_true", help=argparse.SUPPRESS)
+    for name in ("--untraced", f"--{KEEP_MEMORY}"):
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--meet", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", default="", help=argparse.SUPPRESS)
     return parser

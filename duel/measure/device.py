@@ -1,6 +1,7 @@
 """What a device is called, and what its machine knows about it: the part that both frameworks share."""
 
 import contextlib
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -132,6 +133,32 @@ def host_peak_memory() -> tuple[int, str]:
         return max(_peak_kept, int(line.split()[1]) * 1024), "host_peak_rss"
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "host_peak_rss"
+
+
+def keep_memory() -> None:
+    """Have malloc keep for this process what it frees, in one pool for all threads, as far as it is glibc's.
+
+    By default glibc returns large blocks and the ends of its pools to the kernel, which then maps their pages anew, one
+    fault each (mallopt(3)).
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # of <malloc.h>: M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX
+        for parameter, value in ((-1, -1), (-4, 0), (-8, 1)):
+            libc.mallopt(parameter, value)
+
+
+def keeps_memory() -> bool:
+    """Return whether malloc would keep even a block larger than any that glibc keeps by default.
+
+    Such a block is in the heap, which ends at the program break, or else has a mapping of its own, far above it.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "sbrk"):
+        return False
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    block, end = libc.malloc(ctypes.c_size_t(2**26)), libc.sbrk(ctypes.c_ssize_t(0))
+    libc.free(ctypes.c_void_p(block))
+    return 0 < (block or 0) < (end or 0)
 
 
 def installed(*packages: str) -> dict[str, str]:

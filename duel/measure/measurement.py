@@ -40,6 +40,7 @@ class Measurement:
     unproved: list[str] = field(default_factory=list)  # each with the reason
     proof_seconds: float = 0.0
     microbatches: tuple[int | None, ...] = (None,)  # as asked for, and None if it is the device's own
+    page_faults: float | None = None  # per step, once blocks are timed
     next_step: int = 0
     steps_per_block: int = 1
     entry: Benchmark | None = None  # as a data set made it

@@ -16,12 +16,12 @@ from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
 from duel.files import Damaged, read_object, write_atomically
 from duel.measure import batches, canary, clock, gpus, parameters, probes, timing
-from duel.measure.device import Device, Setting, World, uncounted_memory
+from duel.measure.device import Device, Setting, World, keep_memory, keeps_memory, uncounted_memory
 from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
 from duel.options import SAFETENSORS
 from duel.record import Row
-from duel.switches import ALL, THREADS
+from duel.switches import ALL, KEEP_MEMORY, THREADS
 
 # Kinds of devices that several processes can divide among themselves. A TPU host's chips belong to one process unless
 # its environment splits them, which could not be tested; MPS has one device.
@@ -165,6 +165,23 @@ def _check_threads(mode: str, switches: Mapping[str, str], world: World) -> None
         raise UserError(f"--mode {mode}: there are {there} CPUs here; valid: {THREADS}=1 to {THREADS}={there}")
 
 
+def _keep_memory(mode: str, world: World) -> None:
+    """Have this process keep the memory that it frees. Raises UserError if its malloc cannot be told to.
+
+    By now the framework's threads have pools of their own, so the process starts anew, as it was started, and tells
+    malloc before anything else. Not in a world, where others have met this one.
+    """
+    if keeps_memory():
+        return
+    keep_memory()
+    if not keeps_memory():
+        raise UserError(f"--mode {mode}: only glibc's malloc can be told to keep memory; valid here: {KEEP_MEMORY}=off")
+    if world.size == 1:
+        sys.stdout.flush()
+        given = (line.split(b"=", 1) for line in Path("/proc/self/environ").read_bytes().split(b"\0") if b"=" in line)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:], f"--{KEEP_MEMORY}"], dict(given))
+
+
 def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
     """Put weights and data, or the batches already ``made``, on the device; from here on, ``work`` exists."""
     use_case, rung, mode = m.use_case, m.row.rung or 0, str(m.row.mode)
@@ -189,6 +206,8 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
         *(benchmark, str(row.size), policy, m.device, m.world, switches, row.product or "", row.microbatch or 0),
         recipe,
     )
+    if m.setting.on(KEEP_MEMORY):  # before anything large is allocated
+        _keep_memory(str(row.mode), m.world)
     m.initial = initial_weights(m)
     try:
         m.pool = made or batches.pool(m.benchmark, str(row.size), row.batch_size or 0, row.seed or 0, m.data)

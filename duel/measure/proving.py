@@ -13,10 +13,11 @@ from duel import certificate, modes
 from duel.catalogue import PER_SAMPLE, TRAIN, USE_CASES
 from duel.evidence import ROUNDING
 from duel.measure import clock, evidence, parameters, probes, timing, validation
-from duel.measure.device import uncounted_memory
+from duel.measure.device import keeps_memory, uncounted_memory
 from duel.measure.measurement import Columns, Measurement
 from duel.measure.preparing import initial_weights
 from duel.options import SAFETENSORS
+from duel.switches import KEEP_MEMORY, OFF, ON
 
 OPENING_SECONDS = 5.0  # that the opening steps may take when repeated
 REPEATED = 10  # steps that must give the same bits again, if the row is to be deterministic
@@ -130,6 +131,10 @@ def check_switches(m: Measurement) -> Columns:
     switches = dict(m.setting.switches)
     asked, cpus = switches.get("threads", "all"), len(probes.usable_cpus())
     m.proofs |= {"threads": (asked if asked == "all" else str(cpus), f"affinity, {cpus} CPUs")} | m.work.observed()
+    kept = keeps_memory()  # also without the switch, if the target's set-up arranges for it
+    shown_by = f"a large block lies {'in the heap' if kept else 'in a mapping of its own'}"
+    shown_by += f", {m.page_faults:.0f} page faults a step" if m.page_faults is not None else ""
+    m.proofs[KEEP_MEMORY] = (ON if kept and m.setting.on(KEEP_MEMORY) else OFF, shown_by)
     return {"proofs": json.dumps(modes.in_force(switches, m.proofs))}
 
 

@@ -25,7 +25,7 @@ from duel.files import locked, utc
 from duel.job import TRAINING, Job, script_state
 from duel.measure import assistant, command_line, continuing, growing, probes, profiled, ranks, search
 from duel.measure.attempt import Commands, Team, measure_row, profile_row
-from duel.measure.device import World
+from duel.measure.device import World, keep_memory
 from duel.measure.row import FolderGoneError, describe, measure
 from duel.measure.sinks import MetricsReader, WandbSink
 from duel.options import VARIANTS
@@ -63,7 +63,9 @@ def _measure(args: argparse.Namespace, framework: str) -> int:
     if variables.starter(framework) in os.environ:  # the lines before us may have set what must not reach us
         for name in filter(ranks.kept_out, list(os.environ)):
             del os.environ[name]
-    if args.cpus:  # before the framework makes its threads
+    if args.keep_memory:  # before the framework makes its threads, as below
+        keep_memory()
+    if args.cpus:
         os.sched_setaffinity(0, map(int, args.cpus.split(",")))
     if args.profile:
         return profiled.measure(Run(args.run_folder), args.row, args.data, args.device, traced=not args.untraced)

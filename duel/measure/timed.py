@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import math
+import resource
 import statistics
 import types
 from collections.abc import Callable
@@ -80,6 +81,7 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
     conditions: list[Conditions] = []
     watch.begin()
     least = watch.least_seconds if m.preset.thorough else 0.0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for timed, handle in timing.time_blocks(m.work, m.preset, m.next_step, m.steps_per_block, least):
         block = timed
         if m.world.size > 1:  # the batch is done when all are: what has no collective in its step waits for nobody
@@ -94,6 +96,8 @@ def _timed_blocks(m: Measurement, values_of: Callable[[Any], Columns]) -> Column
         values |= {"done": len(blocks) * block.steps, "needed": m.preset.iterations}
         values |= {name: value for name, value in dataclasses.asdict(conditions[-1]).items() if value}
         m.emit("block", row=m.number, step=block.first_step + block.steps, **values)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    m.page_faults = faults / sum(block.steps for block in blocks)
     m.next_step = blocks[-1].first_step + blocks[-1].steps
     m.row = m.row.replace(**watch.columns(conditions, batch_size * sum(block.steps for block in blocks)))
     without, why = left_out(conditions)
