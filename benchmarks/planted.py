@@ -38,11 +38,11 @@ class Plant(NamedTuple):
 
 
 # Each makes the step some times as long, so that what it adds stands out from how steps vary: on shared machines by up
-# to a half from one process to the next. What XLA would see through, such as the same work twice or two transposes that cancel, is not slow: JAX gets other values each time,
-# PyTorch is eager. Copies and sums take no memory of their own: with it, the convolutions beside them took less,
-# presumably because they found theirs mapped. The transposes reverse all four dimensions, a slow copy of few bytes: 512
-# quick ones a step, which swap two, were idle for a tenth of their time between each other, and once a quarter of what
-# they cost was not in copies.
+# to a half from one process to the next. What XLA would see through, such as the same work twice or two transposes that
+# cancel, is not slow: JAX gets other values each time, PyTorch is eager. Copies and sums take no memory of their own,
+# and all processes keep what they free: else the convolutions beside them took less time, presumably because they found
+# memory mapped that they map otherwise. The transposes reverse all four dimensions, a slow copy of few bytes: many
+# quick ones, which swap two, were idle for a tenth of their time between each other.
 PLANTS = {
     "needless transposes": Plant(
         *("pytorch", "cifar10", "copy and layout", "", "pytorch/models/cifar10.py"),
