@@ -148,17 +148,20 @@ def keep_memory() -> None:
 
 
 def keeps_memory() -> bool:
-    """Return whether malloc would keep even a block larger than any that glibc keeps by default.
+    """Return whether malloc takes even a block of 256 MiB, more than glibc keeps by default, from the heap.
 
-    Such a block is in the heap, which ends at the program break, or else has a mapping of its own, far above it.
+    Otherwise such a block is a mapping of its own. The heap may be above or below those.
     """
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "sbrk"):
-        return False
-    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    block, end = libc.malloc(ctypes.c_size_t(2**26)), libc.sbrk(ctypes.c_ssize_t(0))
+    libc.malloc.restype = ctypes.c_void_p
+    block = libc.malloc(ctypes.c_size_t(2**28)) or 0
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:  # not Linux
+        maps = []
+    spans = [line.split()[0].split("-") for line in maps if line.endswith("[heap]")]
     libc.free(ctypes.c_void_p(block))
-    return 0 < (block or 0) < (end or 0)
+    return any(int(start, 16) <= block < int(end, 16) for start, end in spans)
 
 
 def installed(*packages: str) -> dict[str, str]:
