@@ -279,6 +279,8 @@ def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
     from duel.measure import device
 
     device.keep_memory()
+    if not device.keeps_memory():
+        print("memory is not kept: malloc here is not glibc's", flush=True)
     held = True
     for name in names:
         for work in works:

@@ -169,7 +169,8 @@ def _keep_memory(mode: str, world: World) -> None:
     """Have this process keep the memory that it frees. Raises UserError if its malloc cannot be told to.
 
     By now the framework's threads have pools of their own, so the process starts anew, as it was started, and tells
-    malloc before anything else. Not in a world, where others have met this one.
+    malloc before anything else. Not in a world, where others have met this one: there the pools of its threads may
+    return memory, which only the row's page faults show.
     """
     if keeps_memory():
         return
