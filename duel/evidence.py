@@ -204,22 +204,32 @@ def _compared(one: Evidence, other: Evidence, when: str, names: list[str]) -> li
 
 def _rounded(one: Evidence, other: Evidence, kind: Sequence[str]) -> dict[str, float]:
     """Return how far rounding moves each tensor of a kind, relative to it: what ``TIMES`` multiplies."""
-    own = {name: [_movement(side, [name], kind) for side in (one, other)] for name in kind}
+    sides = [(side, _least(side, kind)) for side in (one, other)]
+    own = {name: [_movement(side, [name], least) for side, least in sides] for name in kind}
     if one.policy in ("fp32", "float64"):
-        found = {name: min(sides) for name, sides in own.items()}
+        found = {name: min(moved) for name, moved in own.items()}
         # A gradient's movement comes from few kinks: the trial meets them in some tensors, the other side in others.
         least = max(found.values()) if kind[0].startswith(("moments", "result")) else 0.0
     else:
-        found = {name: min(math.hypot(*sides) / math.sqrt(2), WIDER * min(sides)) for name, sides in own.items()}
+        found = {name: min(math.hypot(*moved) / math.sqrt(2), WIDER * min(moved)) for name, moved in own.items()}
         # A single tensor's movement comes from few roundings, so that of all together counts as well.
         least = min(_movement(side, kind) for side in (one, other))
     return {name: max(least, moved) for name, moved in found.items()}
 
 
-def _movement(side: Evidence, names: Sequence[str], kind: Sequence[str] = ()) -> float:
+def _least(side: Evidence, kind: Sequence[str]) -> dict[str, float]:
+    """Return for each pass the least scale of a tensor: ``LEAST`` of all ``kind``, which has all names of a kind."""
+    return {
+        when: LEAST * math.hypot(*(float(here[name][0]) for name in kind))
+        for when, here in side.passes.items()
+        if all(name in here for name in kind)
+    }
+
+
+def _movement(side: Evidence, names: Sequence[str], least: Mapping[str, float] | None = None) -> float:
     """Return how far ``names`` together move with the weights, relative to them: the largest of all trials.
 
-    If ``kind`` has all names of their kind, their scale is at least ``LEAST`` of the kind's, in each trial separately.
+    Their scale is at least what ``least`` has for the trial's pass, if it is given.
     """
     found = [0.0]
     for trial, there in side.passes.items():
@@ -227,8 +237,8 @@ def _movement(side: Evidence, names: Sequence[str], kind: Sequence[str] = ()) ->
         here = side.passes.get(when, {})
         if moved_by and all(name in here and name in there for name in names):
             moved = math.hypot(*(float(np.linalg.norm(here[name][1:] - there[name][1:])) for name in names))
-            least = LEAST * math.hypot(*(float(here[name][0]) for name in kind))
-            whole = max(least, math.hypot(*(float(here[name][0]) for name in names)))
+            whole = math.hypot(*(float(here[name][0]) for name in names))
+            whole = max(whole, least[when]) if least is not None else whole
             found.append(moved / whole if whole else 0.0)
     return max(found)
 

@@ -4,6 +4,7 @@ With it thousands of settled runs cost one small file instead of a folder each. 
 only beside the very table that it was written for, and without it all runs are read again.
 """
 
+import bisect
 import contextlib
 import io
 import os
@@ -130,8 +131,10 @@ def rewrite(
     new index.
     """
     places, at = {}, len(header)
-    # In the known order, which is sorted already but for what is new.
-    for run_id in sorted([*known.places, *(new.keys() - known.places.keys())], key=by_time):
+    order = list(known.places)  # which is sorted
+    for run_id in new.keys() - known.places.keys():
+        bisect.insort(order, run_id, key=by_time)
+    for run_id in order:
         lines, place = new[run_id] if run_id in new else (None, known.places[run_id])
         length = place.length if lines is None else len(lines)
         if (place.start, place.length) != (at, length):
