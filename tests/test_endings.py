@@ -85,16 +85,29 @@ def test_a_run_that_is_told_to_end_after_its_last_row_is_finished(
     assert (run.stored_status().state, run.stored_status().cause) == (FINISHED, "")
 
 
+@pytest.mark.parametrize(
+    ("error", "ended_by"),
+    [
+        (None, "FileNotFoundError: [Errno 2] No such file or directory: "),
+        (RuntimeError("CUDA error: an illegal access"), "RuntimeError: CUDA error: an illegal access"),
+    ],
+)
 def test_a_run_whose_folder_was_moved_ends_with_one_line(
-    results: Results, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception | None,
+    ended_by: str,
+    results: Results,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def moved(work: supervisor._Work, *rest: object) -> None:
         shutil.move(results.folder, results.folder.with_name("elsewhere"))
+        if error:
+            raise error
         work._run.write_status(phase="measuring")
 
     assert supervised(results, monkeypatch, moved) == 1
     said = capsys.readouterr()
-    assert said.out.splitlines()[-1].endswith("is gone: it was moved or removed during the run")
+    assert f"is gone: it was moved or removed during the run, which ended by {ended_by}" in said.out.splitlines()[-1]
     assert "Traceback" not in said.out + said.err
 
 

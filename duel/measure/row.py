@@ -101,10 +101,14 @@ STAGES: dict[str, tuple[Stage, ...]] = {
 
 
 class FolderGoneError(Exception):
-    """The folder of a run in progress was moved or removed: nothing more of it can be recorded."""
+    """The folder of a run in progress was moved or removed: nothing more of it can be recorded.
 
-    def __init__(self, run: Run) -> None:
-        super().__init__(f"{run.folder} is gone: it was moved or removed during the run")
+    The ``error`` that it ended with may come of that, or be one that is now in no log.
+    """
+
+    def __init__(self, run: Run, error: Exception) -> None:
+        what = f"{run.folder} is gone: it was moved or removed during the run"
+        super().__init__(f"{what}, which ended by {describe(error)}")
 
 
 def die_with_parent() -> None:
@@ -138,7 +142,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
         row = measured.row.replace(status=FAILED, cause=str(error), why="diverged")
     except Exception as error:  # whatever the framework raises becomes a row; its traceback is in the log
         if not run.folder.is_dir():
-            raise FolderGoneError(run) from error
+            raise FolderGoneError(run, error) from error
         traceback.print_exc()
         row = run.read_row(number).replace(status=FAILED, cause=describe(error), why=kind_of(repr(error)))
         row = row.replace(batch_size=measured.row.batch_size)  # which did not fit, if that is the cause

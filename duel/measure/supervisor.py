@@ -259,7 +259,7 @@ def _supervise(job: Job, data: Path, spawn: bool, commands: Commands) -> int:
         cause, why = describe(error), kind_of(repr(error))
         if run.folder.is_dir():
             raise
-        cause, why = str(FolderGoneError(run)), "infrastructure"
+        cause, why = str(FolderGoneError(run, error)), "infrastructure"
     finally:
         # From here on a second signal must not cut the record short.
         for number in STOPS:
