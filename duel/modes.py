@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from duel.catalogue import BENCHMARKS, FRAMEWORKS, MANY, USE_CASES
+from duel.catalogue import FRAMEWORKS, MANY, USE_CASES
 from duel.errors import UserError
 from duel.switches import AS_PASSED, OFF, ON, SWITCHES, THREADS, Switch, applicable, default_value
 
@@ -130,13 +130,13 @@ def asked_for(mode: str) -> tuple[str, dict[str, str]]:
 
 def refuse(mode: str, benchmark: str, use_case: int) -> None:
     """Raise UserError if ``mode`` sets a switch, or gives it a value, that neither framework has for this use case."""
-    module, what = USE_CASES[use_case].module, f"{USE_CASES[use_case].name} of {benchmark}"
+    what = f"{USE_CASES[use_case].name} of {benchmark}"
     if use_case in MANY and THREADS in asked_for(mode)[1]:
         valid = ", ".join(str(number) for number in USE_CASES if number and number not in MANY)
         raise UserError(
             f"--mode {mode}: {THREADS} limits one process, and {what} has several; valid: use cases {valid}"
         )
-    there = [switch for switch in SWITCHES if module in switch.modules and switch.suits(BENCHMARKS[benchmark])]
+    there = [switch for switch in SWITCHES if switch.applies(benchmark, use_case)]
     for name, value in asked_for(mode)[1].items():
         mine = [switch for switch in there if switch.name == name]  # of each framework and kind of device
         if not mine:

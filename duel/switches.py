@@ -4,7 +4,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from duel.catalogue import BENCHMARKS, DEVICE_KINDS, FRAMEWORKS, USE_CASES, Benchmark, Citations, Images, Molecules
+from duel.catalogue import (
+    BENCHMARKS,
+    DEVICE_KINDS,
+    FRAMEWORKS,
+    MANY,
+    USE_CASES,
+    Benchmark,
+    Citations,
+    Images,
+    Molecules,
+)
 
 OFF, ON = "off", "on"
 THREADS, ALL = "threads", "all"
@@ -51,6 +61,7 @@ class Switch:
     counts: bool = False
     device_kinds: tuple[str, ...] = DEVICE_KINDS
     modules: tuple[str, ...] = (TRAINING, PER_SAMPLE, INFERENCE)
+    many: bool = True  # whether use cases on many devices have it
     suits: Callable[[Benchmark], bool] = lambda benchmark: True
     needs: str = ""  # a switch that must be on
     excludes: str = ""  # a switch that must not be on
@@ -58,6 +69,10 @@ class Switch:
 
     def takes(self, value: str) -> bool:
         return value in self.values or (self.counts and re.fullmatch(r"[1-9]\d{0,5}", value) is not None)
+
+    def applies(self, benchmark: str, use_case: int) -> bool:
+        there = USE_CASES[use_case].module in self.modules and (self.many or use_case not in MANY)
+        return there and self.suits(BENCHMARKS[benchmark])
 
 
 _GPU = ("gpu",)
@@ -183,6 +198,7 @@ SWITCHES: tuple[Switch, ...] = (
             *(KEEP_MEMORY, framework, "glibc keeps what is freed, instead of returning it to the kernel"),
             proof="where a large block lies",
             device_kinds=("cpu",),
+            many=False,  # JAX's threads have pools of their own by the time that the processes have met
         )
         for framework in FRAMEWORKS
     ),
@@ -196,8 +212,7 @@ def applicable(framework: str, benchmark: str, use_case: int, device_kind: str |
         for switch in SWITCHES
         if switch.framework == framework
         and (device_kind is None or device_kind in switch.device_kinds)
-        and USE_CASES[use_case].module in switch.modules
-        and switch.suits(BENCHMARKS[benchmark])
+        and switch.applies(benchmark, use_case)
     }
 
 

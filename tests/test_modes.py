@@ -19,7 +19,7 @@ from duel.job import Job
 from duel.measure import attempt, preparing
 from duel.measure.device import ALONE, Device, Setting, World
 from duel.record import Row
-from duel.switches import AS_PASSED, SWITCHES
+from duel.switches import AS_PASSED, SWITCHES, applicable
 
 
 @pytest.mark.parametrize("mode", [*modes.MODES, "default+compile", "tuned-compile", "default+threads=2-donation"])
@@ -214,7 +214,16 @@ def test_kept_memory_is_that_of_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone.stdout.split() == ["False", "True"]
     monkeypatch.setattr(preparing, "keep_memory", lambda: None)  # as on musl, which has no mallopt
     with pytest.raises(UserError, match="only glibc's malloc can be told to keep memory; valid here: keep_memory=off"):
-        preparing._keep_memory("default+keep_memory", ALONE)
+        preparing._keep_memory("default+keep_memory")
+
+
+def test_memory_is_kept_where_one_process_computes() -> None:
+    modes.refuse("default+keep_memory", "mnist", 1)
+    with pytest.raises(UserError, match="switch keep_memory does not apply to train_multi of mnist; valid: threads, "):
+        modes.refuse("default+keep_memory", "mnist", 2)
+    for use_case, there in ((1, True), (2, False), (3, True), (4, False), (5, True)):
+        for framework in FRAMEWORKS:
+            assert ("keep_memory" in applicable(framework, "mnist", use_case, "cpu")) is there
 
 
 def test_what_applies_to_neither_side_is_refused_before_anything_starts() -> None:

@@ -165,22 +165,20 @@ def _check_threads(mode: str, switches: Mapping[str, str], world: World) -> None
         raise UserError(f"--mode {mode}: there are {there} CPUs here; valid: {THREADS}=1 to {THREADS}={there}")
 
 
-def _keep_memory(mode: str, world: World) -> None:
+def _keep_memory(mode: str) -> None:
     """Have this process keep the memory that it frees. Raises UserError if its malloc cannot be told to.
 
     By now the framework's threads have pools of their own, so the process starts anew, as it was started, and tells
-    malloc before anything else. Not in a world, where others have met this one: there the pools of its threads may
-    return memory, which only the row's page faults show.
+    malloc before anything else. It can, as no other process has met it: use cases on many devices lack the switch.
     """
     if keeps_memory():
         return
     keep_memory()
     if not keeps_memory():
         raise UserError(f"--mode {mode}: only glibc's malloc can be told to keep memory; valid here: {KEEP_MEMORY}=off")
-    if world.size == 1:
-        sys.stdout.flush()
-        given = (line.split(b"=", 1) for line in Path("/proc/self/environ").read_bytes().split(b"\0") if b"=" in line)
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:], f"--{KEEP_MEMORY}"], dict(given))
+    sys.stdout.flush()
+    given = (line.split(b"=", 1) for line in Path("/proc/self/environ").read_bytes().split(b"\0") if b"=" in line)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:], f"--{KEEP_MEMORY}"], dict(given))
 
 
 def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
@@ -208,7 +206,7 @@ def load(m: Measurement, made: batches.Pool | None = None) -> Columns:
         recipe,
     )
     if m.setting.on(KEEP_MEMORY):  # before anything large is allocated
-        _keep_memory(str(row.mode), m.world)
+        _keep_memory(str(row.mode))
     m.initial = initial_weights(m)
     try:
         m.pool = made or batches.pool(m.benchmark, str(row.size), row.batch_size or 0, row.seed or 0, m.data)

@@ -103,7 +103,8 @@ def switches() -> str:
     for switch in SWITCHES:
         values = ", ".join([*switch.values, *(["a number"] if switch.counts else [])])
         where = "all" if switch.device_kinds == DEVICE_KINDS else ", ".join(switch.device_kinds)
-        cells = [f"`{switch.name}`", switch.framework, where, ", ".join(switch.modules), values, switch.proof]
+        modules = ", ".join(switch.modules) + ("" if switch.many else "; on one device")
+        cells = [f"`{switch.name}`", switch.framework, where, modules, values, switch.proof]
         lines.append(f"| {' | '.join([*cells, switch.meaning])} |")
     return head + "\n".join(lines) + "\n"
 
