@@ -27,7 +27,7 @@ from duel.report.pairs import Outcome, in_turn, outcomes
 from duel.report.sessions import claims, over_sessions
 from duel.report.waterfall import waterfalls
 from duel.results import Results
-from duel.states import FINISHED
+from duel.states import FINISHED, TERMINAL
 from duel.table import archived, merge, read_rows, write_rows
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
@@ -146,6 +146,9 @@ def _unfit(outcome: Outcome, device: str | None, results: Results) -> str:
     rows = [row for pair in outcome.pairs for row in pair]
     if any(row.status != FINISHED for row in rows):
         return "not all of its rows finished"
+    runs = [results.run(run_id) for run_id in dict.fromkeys(str(row.run_id) for row in rows)]
+    if any(run.folder.is_dir() and run.status().state not in TERMINAL for run in runs):
+        return "not all of its runs have ended"  # profiles come after the rows
     if others := {str(row.device_name) for row in rows} - {device}:
         return f"measured on {', '.join(sorted(others))}, but the set is of {device}: choose another --name"
     if not claims(outcome):
