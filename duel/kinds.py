@@ -37,8 +37,8 @@ KINDS: dict[str, tuple[str, str]] = {
     DEPTHWISE: ("", """*conv_depthwise* *depthwise_conv*"""),
     CONVOLUTION: (
         """convolution custom-call:*conv*""",
-        """conv1d conv2d conv3d convolution* _convolution* mkldnn_conv* cudnn_conv* thnn_conv* slow_conv* miopen_conv*
-        mps_conv* conv_*""",
+        """conv1d conv2d conv3d convolution* _convolution* mkldnn_conv* cudnn_conv* thnn_conv* slow_conv* _slow_conv*
+        _nnpack_spatial_conv* miopen_conv* mps_conv* conv_*""",
     ),
     PRODUCT: (
         """dot ragged-dot custom-call:*gemm* custom-call:*matmul* custom-call:*dot* custom-call:*triangular*""",
@@ -58,8 +58,8 @@ KINDS: dict[str, tuple[str, str]] = {
         """reduce reduce-window select-and-scatter batch-norm-* cumsum""",
         """*batch_norm* *layer_norm* *group_norm* *instance_norm* *rms_norm* sum mean nansum var std var_mean std_mean
         max min amax amin argmax argmin prod logsumexp norm linalg_norm linalg_vector_norm linalg_matrix_norm
-        softmax* _softmax* log_softmax* _log_softmax* nll_loss* cross_entropy* cumsum cumprod all any *pool1d* *pool2d*
-        *pool3d* *max_pool* count_nonzero _foreach_norm""",
+        softmax* _softmax* _safe_softmax log_softmax* _log_softmax* nll_loss* cross_entropy* cumsum cumprod all any
+        *pool1d* *pool2d* *pool3d* *max_pool* count_nonzero _foreach_norm""",
     ),
     ELEMENTWISE: (
         """abs add and atan2 cbrt ceil clamp compare complex convert cosine divide erf exponential
@@ -69,8 +69,8 @@ KINDS: dict[str, tuple[str, str]] = {
         """abs add sub rsub mul div true_divide floor_divide remainder pow addcmul addcdiv lerp neg exp expm1 log log1p
         sqrt rsqrt reciprocal square sign sin cos tanh* sigmoid* log_sigmoid* erf* relu* leaky_relu* threshold*
         hardtanh* hardswish* hardsigmoid* gelu* silu* elu* softplus* clamp* clip where maximum minimum eq ne lt le gt ge
-        logical_* bitwise_* isfinite isnan masked_fill floor ceil round trunc nan_to_num binary_cross_entropy* type_as
-        convert_element_type _foreach_* _fused_*""",
+        logical_* bitwise_* isfinite isnan is*inf masked_fill floor ceil round trunc nan_to_num binary_cross_entropy*
+        type_as convert_element_type _foreach_* _fused_*""",
     ),
     COPIES: (
         """bitcast bitcast-convert broadcast concatenate copy copy-start copy-done iota pad reshape reverse slice
@@ -92,7 +92,7 @@ NO_WORK = (
     empty* view* reshape _reshape* as_strided t transpose permute expand* slice select split* unsafe_split* chunk unbind
     squeeze unsqueeze narrow detach alias lift_fresh resize* set new_* result_type is_* _unsafe_view flatten
     unflatten reshape_as movedim swapaxes numpy_T ravel broadcast_to _has_* size stride data requires_grad _conj
-    resolve_* sparse_*tensor* _sparse_*tensor* crow_indices col_indices values _nnz
+    _nnpack_available resolve_* sparse_*tensor* _sparse_*tensor* crow_indices col_indices values _nnz
     """,
 )
 # By the kind of a layer ("norm", "depthwise", "convolution", "attention"): which kinds count as its own work.

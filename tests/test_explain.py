@@ -52,6 +52,9 @@ def test_a_loop_has_only_the_time_that_nothing_inside_it_takes() -> None:
         ("jax", "frobnicate", kinds.OTHER),
         ("pytorch", "aten::mkldnn_convolution", kinds.CONVOLUTION),
         ("pytorch", "aten::convolution_backward", kinds.CONVOLUTION),
+        ("pytorch", "aten::_slow_conv2d_forward", kinds.CONVOLUTION),  # of one image on a CPU
+        ("pytorch", "aten::_safe_softmax", kinds.NORMS),
+        ("pytorch", "aten::isneginf", kinds.ELEMENTWISE),
         ("pytorch", "aten::addmm", kinds.PRODUCT),
         ("pytorch", "aten::_log_softmax_backward_data", kinds.NORMS),
         ("pytorch", "aten::native_batch_norm_backward", kinds.NORMS),
