@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +19,7 @@ from duel.cli import commands
 from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, script
-from duel.launch.fit import Cell, Found
+from duel.launch.fit import FITS, Cell, Found
 from duel.record import Row
 from duel.report import document, points, published, records
 from duel.results import Results
@@ -110,24 +111,48 @@ def switches() -> str:
 
 
 def plans() -> str:
-    """What compiling ahead for TPUs came to (docs/fit), as a Markdown table: a line per cell, a column per chip."""
-    cells: dict[Cell, dict[str, Found]] = {}
-    chips, versions = [], set()
+    """What compiling ahead for TPUs came to at size tiny, as a Markdown table: a line per cell, a column per chip."""
+    return _compiled("tiny", "MiB planned on each chip", lambda cell: cell, lambda found: _planned(found[0]))
+
+
+def largest() -> str:
+    """The largest batch of full size that fits a chip, as a Markdown table: a line per step, a column per chip."""
+    return _compiled("full", "Largest batch", lambda cell: dataclasses.replace(cell, batch_size=0), _largest)
+
+
+def _compiled(size: str, what: str, line: Callable[[Cell], Cell], said: Callable[[list[Found]], str]) -> str:
+    """What docs/fit has of a size, as a table: what is ``said`` of the records of one chip and one ``line``."""
+    cells: dict[Cell, dict[str, list[Found]]] = {}
+    chips, versions = {}, set()
     for file in sorted((ROOT / "docs" / "fit").glob("*.json")):
-        chips.append(file.stem)
         for one in files.fitting(files.read_object(file)["found"], list[Found], file.name):
-            cells.setdefault(dataclasses.replace(one.cell, chip=""), {})[file.stem] = one
+            if one.cell.size != size:
+                continue
+            chips[file.stem] = None
+            cells.setdefault(line(dataclasses.replace(one.cell, chip="")), {}).setdefault(file.stem, []).append(one)
             if one.versions:  # not known of what did not compile within the limit
                 versions.add(", ".join(f"{name} {one.versions[name]}" for name in ("jax", "libtpu")))
     lines = [f"| program | {' | '.join(chips)} |", f"|---|{'---|' * len(chips)}"]
     for cell, found in sorted(cells.items(), key=lambda item: (item[0].benchmark, item[0].use_case)):
-        told = [_planned(found[chip]) if chip in found else "" for chip in chips]
-        lines.append(f"| {cell.name} | {' | '.join(told)} |")
-    return "\n".join([f"MiB planned on each chip; {'; '.join(sorted(versions))}.", "", *lines, ""])
+        told = [said(found[chip]) if chip in found else "" for chip in chips]
+        lines.append(f"| {cell.name.replace(', batch 0', '')} | {' | '.join(told)} |")
+    return "\n".join([f"{what}; {'; '.join(sorted(versions))}.", "", *lines, ""])
 
 
 def _planned(found: Found) -> str:
     return f"{found.planned_bytes / 2**20:.3g}" if found.planned_bytes else found.outcome
+
+
+def _largest(found: list[Found]) -> str:
+    """The largest batch that fits, and what became of the next larger one that was tried."""
+    fits = [one for one in found if one.outcome == FITS]
+    if not fits:
+        return "; ".join(f"{one.cell.batch_size}: {one.outcome}" for one in found)
+    best = max(fits, key=lambda one: one.cell.batch_size)
+    more = [one for one in found if one.cell.batch_size > best.cell.batch_size]
+    after = min(more, key=lambda one: one.cell.batch_size, default=None)
+    text = f"{best.cell.batch_size} ({(best.planned_bytes or 0) / 2**30:.3g} GiB)"
+    return f"{text}; {after.cell.batch_size}: {after.outcome}" if after else text
 
 
 def between(text: str, mark: str, new: str) -> str:
@@ -150,7 +175,7 @@ def main() -> None:
     methodology = ROOT / "docs" / "methodology.md"
     methodology.write_text(between(methodology.read_text(), "switches", switches()))
     tpu = ROOT / "docs" / "tpu-cells.md"
-    tpu.write_text(between(tpu.read_text(), "cells", plans()))
+    tpu.write_text(between(between(tpu.read_text(), "cells", plans()), "largest", largest()))
     results = Results(ROOT / "results")
     for rows in results.folder.glob("published/*/results.csv"):
         published.write_tables(rows.parent)
