@@ -13,6 +13,7 @@ from duel.profile import Part, Profile
 from duel.record import Row
 from duel.report import explain, points, profile_data, shares
 from duel.report.pairs import Outcome, outcomes
+from duel.report.records import Records
 from duel.report.sessions import over_sessions
 from duel.report.shares import Explained, Side
 from duel.terminal import Table
@@ -214,8 +215,12 @@ def test_compilations_memory_and_what_is_unknown_are_told_of_both_sides() -> Non
     assert table.lines == [["trace", "1 s", "1 s"], ["compile", "2 s", "-"], ["autotune", "-", "2 s"]]
     assert table.notes[1] == "PyTorch: graph 0 1.5 s, graph 1 1.5 s"
     (line,) = points.lines(over_sessions(outcomes(judged(session([1.5])))))
-    first, said = profile_data.sentences([(one, line)], points=3)
+    more = [dataclasses.replace(line, mode=mode) for mode in ("tuned", "compile")]
+    records = Records("", Path(), [], [(one.outcome, each) for each in (line, *more)])
+    first, said, others = profile_data.sentences([(one, line)], records)
     assert first.startswith("1 of 3 points are explained: ")
+    where = "training on one device, mnist, batch 64"
+    assert others == f"Not profiled: {where}, tuned; {where}, compile."
     assert "PyTorch: of no known kind: aten::new_thing 250 ms." in said
     assert "Memory in MiB, JAX | PyTorch: parameters 1 | -." in said
     assert "Compiling, JAX | PyTorch: trace 1 s | 1 s, compile 2 s | -, autotune - | 2 s." in said

@@ -68,7 +68,7 @@ def write(sets: Sequence[Records], folder: Path, say: Callable[[str], None], ref
             beside.unlink(missing_ok=True)  # an earlier report may have been of several
             if len({line.device_name for line in lines}) > 1:
                 write_atomically(beside, markdown.side_by_side(lines) + "\n")
-            whys = [profile_data.sentences(each, len(one.found)) for one, each in zip(sets, profiled, strict=True)]
+            whys = [profile_data.sentences(*each) for each in zip(profiled, sets, strict=True)]
             sections = prose.sections(sets, [text for each in whys for text in each])
             parts = [{"title": "Summary", "paragraphs": prose.summary(sets)}, *sections]
             texts = [text for part in parts for text in (f"## {part['title']}", *part["paragraphs"])]

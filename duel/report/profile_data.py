@@ -40,9 +40,9 @@ def tables(found: Found) -> dict[str, list[Record]]:
     }
 
 
-def sentences(found: Found, points: int) -> list[str]:
-    """Return the largest shares of each profiled point, which of its rows have no profile, and how much of all is of
-    known kinds; ``points`` are those of the records.
+def sentences(found: Found, records: Records) -> list[str]:
+    """Return the largest shares of each profiled point, which of its rows have no profile, how much of all is of known
+    kinds, and which points of the ``records`` were not profiled.
     """
     texts = []
     for one, line in found:
@@ -53,14 +53,21 @@ def sentences(found: Found, points: int) -> list[str]:
             tables = {"Memory in MiB": explain.memory(one), "Compiling": explain.compilation(one)}
             both = [f"{what}, JAX | PyTorch: {_cells(table)}" for what, table in tables.items() if table.lines]
             said = [*explain.sentences(one), *(f"{text}." for text in (*explain.basis(one), *both)), *said]
-        texts.append(f"{line.device_name}, {work(line)}, {label(line)}, {line.mode}: {' '.join(said)}")
+        texts.append(f"{line.device_name}, {_named(line)}: {' '.join(said)}")
     texts += [f"{text}." for text in explain.switched([one for one, _ in found if one.pairs and not one.why])]
+    known = [line for _, line in found]
+    if found and (others := [_named(line) for _, line in records.found if line not in known]):
+        texts.append(f"Not profiled: {'; '.join(others)}.")
     shares = [one.share for one, _ in found if one.pairs and not one.why]
     if not shares:
         return texts
     median, least = f"{statistics.median(shares):.0%}", f"{min(shares):.0%}"
-    whole = f"{len(shares)} of {points} points are explained: {median} of the difference is of known kinds"
+    whole = f"{len(shares)} of {len(records.found)} points are explained: {median} of the difference is of known kinds"
     return [f"{whole} (median; the least is {least}).", *texts]
+
+
+def _named(line: Line) -> str:
+    return f"{work(line)}, {label(line)}, {line.mode}"
 
 
 def _cells(table: Table) -> str:
