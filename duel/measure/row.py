@@ -141,7 +141,7 @@ def measure(run: Run, number: int, data: Path, device_kind: str | None, version:
         print(f"error: {error}", file=sys.stderr)
         row = measured.row.replace(status=FAILED, cause=str(error), why="diverged")
     except Exception as error:  # whatever the framework raises becomes a row; its traceback is in the log
-        if not run.folder.is_dir():
+        if not run.folder.is_dir():  # nor is there a log: the error's text goes with this one's
             raise FolderGoneError(run, error) from error
         traceback.print_exc()
         row = run.read_row(number).replace(status=FAILED, cause=describe(error), why=kind_of(repr(error)))
