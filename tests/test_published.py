@@ -76,7 +76,7 @@ def publish(results: Results, *measured: list[Row], name: str = "cpu") -> list[s
 def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_of_them(results: Results) -> None:
     measured = sessions([1.50, 1.52, 1.49])
     run = results.run(str(measured[0][0].run_id))
-    run.create(measured[0], script="#!/bin/sh\ncd " + str(ROOT) + "\n")
+    run.create(measured[0], script=f"cd -- '/home/a b/duel' || exit 97\ncd {ROOT}\n")
     ended(run, measured[0])
     run.write_status(state=RUNNING)
     said: list[str] = []
@@ -84,7 +84,8 @@ def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_
         published.publish("cpu", results, said.append)
     assert said == [f"left out: {run.id}: not all of its runs have ended"]
     run.write_status(state=FINISHED)
-    (run.folder / "environment.json").write_text(json.dumps({"interpreter": f"{ROOT}/.venv/jax/bin/python"}))
+    environment = {"interpreter": f"{ROOT}/py", "path": "/home/a b/duel/lib"}
+    (run.folder / "environment.json").write_text(json.dumps(environment))
     events = [
         {"event": "loss", "row": 0, "loss": 1.0},
         {"event": "calls", "row": 0, "time": 1.0, "seconds": [0.1]},
@@ -101,9 +102,8 @@ def test_the_rows_their_samples_and_certificates_are_kept_and_the_table_is_made_
     blocks = {"step_seconds": [0.01, 0.02], "throttles": [None, ["hot"]]}
     assert json.loads(first) == {"row": 0, "calls": {"seconds": [0.1]}, "blocks": blocks}
     assert json.loads(second) == {"row": 1, "blocks": {}}
-    assert (folder / "runs" / run.id / "script.sh").read_text() == "#!/bin/sh\ncd .\n"
-    kept_environment = json.loads((folder / "runs" / run.id / "environment.json").read_text())
-    assert kept_environment == {"interpreter": "./.venv/jax/bin/python"}
+    assert (folder / "runs" / run.id / "script.sh").read_text() == "cd -- '.' || exit 97\ncd .\n"
+    assert (folder / "runs" / run.id / "environment.json").read_text() == '{"interpreter": "./py", "path": "./lib"}'
     assert json.loads((folder / "parity" / "mnist-full-cpu.json").read_text()) == CERTIFICATE
     text = published.summaries(results)
     assert "some processor (cpu, 2 CPUs)" in text

@@ -11,6 +11,7 @@ README.md       a table of everything; 'make golden' puts a short one into the r
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -32,6 +33,7 @@ from duel.table import archived, merge, read_rows, write_rows
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 KEPT = ("environment.json", "script.sh")
+NAMED = re.compile(r"^(?:cd -- |export DUEL_CHECKOUT=)(.+?)(?: \|\| exit 97)?$", re.M)  # as script.py writes them
 
 Say = Callable[[str], None]
 
@@ -175,9 +177,21 @@ def _keep(run_id: str, rows: list[Row], results: Results, folder: Path) -> None:
         if (source := profile.path(run.folder, row.row or 0)).exists():
             (folder / "profiles").mkdir(exist_ok=True)
             shutil.copyfile(source, profile.path(folder, row.row or 0))
-    for name in KEPT:
-        if (run.folder / name).exists():
-            (folder / name).write_text((run.folder / name).read_text().replace(str(ROOT), "."))
+    kept = {name: (run.folder / name).read_text() for name in KEPT if (run.folder / name).exists()}
+    checkouts = _checkouts(kept.get(run.script.name, ""))
+    for name, text in kept.items():
+        for checkout in checkouts:
+            text = text.replace(checkout, ".")
+        (folder / name).write_text(text)
+
+
+def _checkouts(script: str) -> list[str]:
+    """Return the folders that published files shall not name, the longest first: this checkout and the script's own.
+
+    They differ for runs that were brought from another machine, and for jobs that ran the tree of their submission.
+    """
+    named = {shlex.split(quoted)[0] for quoted in NAMED.findall(script)}
+    return sorted({str(ROOT)} | {path for path in named if path.startswith("/") and path != "/"}, key=len, reverse=True)
 
 
 def _samples(events: list[dict[str, Any]], number: int) -> dict[str, Any]:
