@@ -50,7 +50,9 @@ def shapes_of(self: Any, tree: Any, spec: Any = network.ALL) -> Any:
 def planned(asked: dict[str, Any]) -> dict[str, Any]:
     """Compile what is ``asked``; return seconds, bytes and FLOP, or why it does not fit."""
     chip = CHIPS[asked["chip"]]
-    described: Any = topologies.get_topology_desc(platform="tpu", topology_name=chip.topology)
+    described: Any = topologies.get_topology_desc(
+        platform="tpu", topology_name=chip.topology, chip_config_name=chip.config
+    )
     there = described.devices[: asked["devices"]]
     use_case, benchmark = USE_CASES[asked["use_case"]], BENCHMARKS[asked["benchmark"]]
     device = Device("tpu", there[0].device_kind, len(there), memory_bytes=chip.memory_bytes)

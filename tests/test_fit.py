@@ -27,7 +27,7 @@ from duel.catalogue import (
     TRAIN_MANY,
     USE_CASES,
 )
-from duel.chips import CHIPS, bound
+from duel.chips import CHIPS
 from duel.cli import fit as fit_command
 from duel.errors import UserError
 from duel.job import Job
@@ -342,9 +342,3 @@ def test_a_product_that_is_asked_for_replaces_the_usual_one() -> None:
         args = parser.parse_args(["--device", "tpu:v5e", "--benchmark", "mnist", "--use_case", "3", *words])
         assert [cell.product for cell in fit_command._cells(args)] == products
         assert fit_command._variant(args, 3)["products"] == tuple(products)
-
-
-def test_the_roof_is_the_one_that_takes_longer() -> None:
-    chip = CHIPS["v5e"]
-    assert bound(chip, chip.flops_per_second, chip.bytes_per_second / 2) == "compute"
-    assert bound(chip, chip.flops_per_second / 2, chip.bytes_per_second) == "memory"

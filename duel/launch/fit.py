@@ -185,7 +185,7 @@ def table(found: list[Found]) -> Table:
         chip = CHIPS[one.cell.chip]
         memory, roof, took = "", "", ""
         if one.outcome == FITS:
-            memory = f"{(one.planned_bytes or 0) / 2**30:.3g} of {chip.memory_bytes / 2**30:.0f} GiB"
+            memory = f"{(one.planned_bytes or 0) / 2**30:.3g} of {chip.memory_gib:.4g} GiB"
             known = one.flops and one.moved_bytes and one.cell.precision == "bf16"  # which the chip's peak is of
             roof = bound(chip, one.flops or 0, one.moved_bytes or 0) if known else ""
             took = f"{one.seconds:.0f} s"
