@@ -6,9 +6,10 @@ Each command follows a new run, and is the median of some. 'status' and 'collect
 Beside them: the start of Python, and a 'collect' that reads all runs, as without the index. Exit code 1 if one is
 slower or larger. A new run has evidence files like those of a training of 60 tensors, which 'collect' reads.
 
-'collect' copies what is settled into a new table, 226 MB here, so half of its time is the disk's. On two cores it took
-0.464 and 0.481 s, which hold, and 0.530 s, which does not, at once after the run before had deleted its 10,000 folders;
-on two others 0.565 and 0.455 s. 'status' took 0.16 to 0.20 s (all on 2026-11-30).
+'collect' copies what is settled into a new table, 226 MB here, so nearly half of its time is the system's. On two
+cores it took 0.39 to 0.42 s in five runs, also at once after one that had deleted its 10,000 folders; on two slower
+ones 0.464 and 0.481 s, and 0.530 s after such a run, which does not hold; on two others 0.565, which does not hold
+either, and 0.455 s. 'status' took 0.14 to 0.20 s (all on 2026-11-30).
 """
 
 import json
