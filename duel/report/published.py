@@ -33,7 +33,7 @@ from duel.table import archived, merge, read_rows, write_rows
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 KEPT = ("environment.json", "script.sh")
-NAMED = re.compile(r"^(?:cd -- |export DUEL_CHECKOUT=)(.+?)(?: \|\| exit 97)?$", re.M)  # as script.py writes them
+CHECKOUT = re.compile(r"^cd -- (.+) \|\| exit 97$|^export DUEL_CHECKOUT=(.+)$", re.M)  # in a script
 
 Say = Callable[[str], None]
 
@@ -190,7 +190,7 @@ def _checkouts(script: str) -> list[str]:
 
     They differ for runs that were brought from another machine, and for jobs that ran the tree of their submission.
     """
-    named = {shlex.split(quoted)[0] for quoted in NAMED.findall(script)}
+    named = {shlex.split(found[1] or found[2])[0] for found in CHECKOUT.finditer(script)}
     return sorted({str(ROOT)} | {path for path in named if path.startswith("/") and path != "/"}, key=len, reverse=True)
 
 
