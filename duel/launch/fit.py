@@ -146,7 +146,7 @@ def compiled(cell: Cell, python: str, limit: float) -> Found:
     most = CHIPS[cell.chip].memory_bytes
     if (found.planned_bytes or 0) > most:
         over = ((found.planned_bytes or 0) - most) / 2**30
-        return replace(found, outcome=TOO_LARGE, why=f"{over:.2g} GiB more than the chip has")
+        return replace(found, outcome=TOO_LARGE, why=f"{over:.2g} GiB more than libtpu leaves a program")
     return found
 
 
