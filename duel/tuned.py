@@ -157,27 +157,39 @@ def found_for(row: Row, results: Path, microbatches: Sequence[int | None] = (Non
     """Return the mode that ``tuned`` stands for in ``row``, None without a search, and a text on how it was found.
 
     ``microbatches`` are those under which the search may be stored, the first found counts: what was asked for, which
-    the row no longer tells, and None if that is the device's own. Raises Damaged if the device's file is not one of
-    ours.
+    the row no longer tells, and None if that is the device's own. A CPU with its generation in its name has a file of
+    its own, then that of the plain name, from before names had it. Raises Damaged if a file is not one of ours.
     """
-    file = path(results, str(row.device_name))
-    stored, where = read(file), f"results/tuned/{file.name}"
-    if stored is None:
-        return None, f"no search on this device, the set for a {row.device_kind}"
-    if stored.device_name != row.device_name:
-        return None, f"{where} is of {stored.device_name}, the set for a {row.device_kind}"
+    device = str(row.device_name)
     samples = (row.batch_size or 0) // (row.device_count or 1)
     module = USE_CASES[row.use_case or 0].module
     point = (row.framework, row.benchmark, row.size, row.precision, module, row.product, samples)
-    choices = {one.point: one for one in stored.choices}
-    choice = next((choices[*point, one] for one in microbatches if (*point, one) in choices), None)
-    if choice is None:
-        return None, f"not searched in {where}, the set for a {row.device_kind}"
+    why = "no search on this device"
+    for name in dict.fromkeys((device, device.partition(" (family ")[0])):
+        file = path(results, name)
+        stored, where = read(file), f"results/tuned/{file.name}"
+        if stored is None:
+            continue
+        if stored.device_name != name:
+            why = f"{where} is of {stored.device_name}"
+            continue
+        choices = {one.point: one for one in stored.choices}
+        choice = next((choices[*point, one] for one in microbatches if (*point, one) in choices), None)
+        if choice is not None:
+            return choice.mode, _evidence(choice, row, name)
+        why = f"not searched in {where}"
+    return None, f"{why}, the set for a {row.device_kind}"
+
+
+def _evidence(choice: Choice, row: Row, device: str) -> str:
+    """Return where ``choice`` is from, and in what it differs from ``row``."""
     notes = [f"the best of {choice.count} by {choice.run_id}"]
+    if device != row.device_name:
+        notes.append(f"of {device}, this is {row.device_name}")
     if choice.framework_version != row.framework_version:
         notes.append(f"of {choice.framework} {choice.framework_version}, this is {row.framework_version}")
     if choice.code_sha256 != row.code_sha256:
         notes.append("of other code")
     if choice.cpus != row.cpus:
         notes.append(f"of {choice.cpus} CPUs, this has {row.cpus}")
-    return choice.mode, "; ".join(notes)
+    return "; ".join(notes)

@@ -81,6 +81,19 @@ def test_a_choice_of_other_things_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_a_cpu_whose_generation_is_told_has_its_own_choices_then_those_of_the_plain_name(tmp_path: Path) -> None:
+    milan = "AMD EPYC (family 25, model 1)"
+    here = dataclasses.replace(MNIST, device_name=milan)
+    tuned.keep(tmp_path, "AMD EPYC", CHOICE)
+    tuned.keep(tmp_path, milan, dataclasses.replace(CHOICE, samples=32))
+    said = f"the best of 2 by {CHOICE.run_id}; of AMD EPYC, this is {milan}"
+    assert tuned.found_for(here, tmp_path) == (SET, said)
+    tuned.keep(tmp_path, milan, dataclasses.replace(CHOICE, mode="default", run_id="own"))
+    assert tuned.found_for(here, tmp_path) == ("default", "the best of 2 by own")
+    said = "not searched in results/tuned/amd-epyc.json, the set for a cpu"
+    assert tuned.found_for(dataclasses.replace(here, size="full"), tmp_path) == (None, said)
+
+
 def test_a_file_of_another_device_is_not_taken(tmp_path: Path) -> None:
     there = dataclasses.replace(MNIST, device_name="NVIDIA H100 80GB HBM3", device_kind="gpu")
     assert tuned.found_for(there, tmp_path) == (None, "no search on this device, the set for a gpu")

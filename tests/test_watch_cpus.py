@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from test_watch import clock
 
+from duel.measure import probes
 from duel.measure import watch as watching
 from duel.measure.device import Device, World
 from duel.measure.watch import Conditions, Watch, left_out
@@ -137,3 +138,28 @@ def test_energy_counters_that_only_root_may_read_are_a_reason(tmp_path: Path, mo
     found = watch.columns([watch.block()], items=1)
     assert found["missing"]["joules_per_item"].startswith("no energy counter can be read here")
     assert watch.least_seconds == 0.0
+
+
+HIDDEN = "cpu family\t: 25\nmodel\t\t: {}\nmodel name\t: {}\nflags\t\t: fpu avx2\n\nmodel\t: 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (HIDDEN.format(1, "AMD EPYC"), "AMD EPYC (family 25, model 1)"),
+        (HIDDEN.format(17, "AMD EPYC"), "AMD EPYC (family 25, model 17)"),
+        (HIDDEN.format(17, "AMD EPYC 9B14"), "AMD EPYC 9B14"),
+        (HIDDEN.format(85, "Intel(R) Xeon(R) CPU @ 2.20GHz"), "Intel(R) Xeon(R) CPU @ 2.20GHz (family 25, model 85)"),
+        ("CPU implementer\t: 0x41\nCPU part\t: 0xd40\n", "aarch64 (implementer 0x41, part 0xd40)"),
+        ("", "aarch64"),
+    ],
+)
+def test_a_cpu_whose_name_hides_its_generation_is_told_by_it(
+    text: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two are of virtual machines: one has AVX2, the other AVX-512."""
+    monkeypatch.setattr(probes, "CPUS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(probes, "platform", SimpleNamespace(processor=str, machine=lambda: "aarch64"))
+    assert probes.cpu_name() == "aarch64"  # no such file: not Linux
+    (tmp_path / "cpuinfo").write_text(text)
+    assert probes.cpu_name() == name

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import importlib.metadata
 import os
-import platform
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from duel.catalogue import PRECISIONS, Benchmark
-from duel.measure import gpus
+from duel.measure import gpus, probes
 from duel.recipes import Recipe
 from duel.switches import ON, default_value
 
@@ -99,7 +98,7 @@ def choose(kind: str | None, available: Iterable[Device]) -> Device:
 
 def cpu() -> Device:
     """Return this machine's processor. It counts as one device, however many cores it has."""
-    return Device("cpu", _cpu_name(), 1, memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return Device("cpu", probes.cpu_name(), 1, memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def gpu(name: str, count: int, compute_capability: str | None) -> Device:
@@ -173,12 +172,3 @@ def installed(*packages: str) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(names), "") or platform.processor() or platform.machine()

@@ -5,6 +5,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ PLACE = (
     *("SLURM_JOB*", "SLURM_STEP*", "SLURM_NODE*", "SLURM_CPUS*", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS*"),
     *("SLURM_RESTART_COUNT", "LD_LIBRARY_PATH", "PYTHONPATH"),
 )
+
+CPUS = Path("/proc/cpuinfo")
+GENERATION = {"family": "family", "number": "model", "implementer": "implementer", "part": "part"}
 
 
 def seconds(variable: str, default: float) -> float:
@@ -47,13 +51,27 @@ def usable_cpus() -> list[int]:
 def cpu() -> dict[str, str]:
     """Return the model of the first CPU and what it can do (its flags), if Linux reports them."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+        lines = CPUS.read_text().partition("\n\n")[0].splitlines()
     except OSError:
         return {}
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    names = {"model name": "model", "flags": "flags", "CPU implementer": "implementer", "CPU part": "part"}
-    names |= {"Features": "flags", "microcode": "microcode"}  # the former is ARM's name
+    names = {"model name": "model", "cpu family": "family", "model": "number", "microcode": "microcode"}
+    names |= {"flags": "flags", "Features": "flags"}  # the latter is ARM's name
+    names |= {"CPU implementer": "implementer", "CPU part": "part"}
     return {ours: fields[name] for name, ours in names.items() if name in fields}
+
+
+def cpu_name() -> str:
+    """Return the model's name, with what tells its generation if the name does not, as in many virtual machines.
+
+    CPUs with AVX-512 and without are all called "AMD EPYC" there.
+    """
+    found = cpu()
+    name = found.get("model") or platform.processor() or platform.machine()
+    if "model" in found and re.search(r"\d", name.partition("@")[0]):  # "Xeon(R) CPU @ 2.20GHz" has no number either
+        return name
+    known = [f"{what} {found[key]}" for key, what in GENERATION.items() if key in found]
+    return f"{name} ({', '.join(known)})" if known else name
 
 
 def packages() -> dict[str, str]:
