@@ -1,8 +1,7 @@
 """Load and export the weights of a Flax model, under torchvision's names and in its layouts.
 
-One rule for every model: attribute names are already torchvision's; ``kernel``, alone or at a name's end, is called
-``weight`` there and has its axes in another order: (height, width, in, out) for (out, in, height, width), and (in, out)
-for (out, in).
+One rule for every model: attribute names are already torchvision's; ``kernel`` is called ``weight`` there and has its
+axes in another order: (height, width, in, out) for (out, in, height, width), and (in, out) for (out, in).
 """
 
 from collections.abc import Mapping
@@ -36,7 +35,7 @@ def load(model: nnx.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
 
     def value(path: tuple[Any, ...], _: Any) -> npt.NDArray[Any]:
         array = arrays[_name(path)]
-        return array.transpose(TO_FLAX[array.ndim]) if _kernel(path) else array
+        return array.transpose(TO_FLAX[array.ndim]) if path[-1].key == "kernel" else array
 
     nnx.update(model, jax.tree_util.tree_map_with_path(value, nnx.to_pure_dict(nnx.state(model))))
 
@@ -55,13 +54,8 @@ def _leaves(model: nnx.Module, kind: Any = ...) -> list[tuple[tuple[Any, ...], A
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    name = ".".join(str(part.key) for part in path)
-    return f"{name.removesuffix('kernel')}weight" if _kernel(path) else name
-
-
-def _kernel(path: tuple[Any, ...]) -> bool:
-    return str(path[-1].key).endswith("kernel")
+    return ".".join("weight" if part.key == "kernel" else str(part.key) for part in path)
 
 
 def _axes(path: tuple[Any, ...], value: Any) -> tuple[int, ...]:
-    return TO_TORCHVISION[value.ndim] if _kernel(path) else tuple(range(value.ndim))
+    return TO_TORCHVISION[value.ndim] if path[-1].key == "kernel" else tuple(range(value.ndim))

@@ -23,16 +23,16 @@ def build(image: int, patch: int, layers: int, heads: int, width: int, hidden: i
 
 
 class _Attention(nnx.Module):
-    """``torch.nn.MultiheadAttention``: one matrix for queries, keys and values."""
+    """``torch.nn.MultiheadAttention``: one matrix for queries, keys and values, stored as (out, in), as it is there."""
 
     def __init__(self, width: int, heads: int) -> None:
-        self.in_proj_kernel = nnx.Param(jnp.zeros((width, 3 * width)))
+        self.in_proj_weight = nnx.Param(jnp.zeros((3 * width, width)))
         self.in_proj_bias = nnx.Param(jnp.zeros(3 * width))
         self.out_proj = Linear(width, width)
         self.heads = heads
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        q, k, v = jnp.split(linear(x, self.in_proj_kernel[...], self.in_proj_bias[...]), 3, axis=-1)
+        q, k, v = jnp.split(linear(x, self.in_proj_weight[...].T, self.in_proj_bias[...]), 3, axis=-1)
         return self.out_proj(attention(q, k, v, self.heads))
 
 
