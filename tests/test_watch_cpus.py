@@ -157,7 +157,7 @@ HIDDEN = "cpu family\t: 25\nmodel\t\t: {}\nmodel name\t: {}\nflags\t\t: fpu avx2
 def test_a_cpu_whose_name_hides_its_generation_is_told_by_it(
     text: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first two are of virtual machines: one has AVX2, the other AVX-512."""
+    """The first is a virtual machine's; the others are made up after it."""
     monkeypatch.setattr(probes, "CPUS", tmp_path / "cpuinfo")
     monkeypatch.setattr(probes, "platform", SimpleNamespace(processor=str, machine=lambda: "aarch64"))
     assert probes.cpu_name() == "aarch64"  # no such file: not Linux
