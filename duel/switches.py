@@ -141,20 +141,27 @@ SWITCHES: tuple[Switch, ...] = (
         suits=_takes_hooks,
         excludes="compile",
     ),
+    Switch(
+        *("attention", "jax", "jax.nn.dot_product_attention, or products and softmax written out with heads first"),
+        proof="names in the program",
+        values=("framework", "math"),
+        device_kinds=("cpu",),
+        modules=(TRAINING, INFERENCE),
+        suits=_attends,
+    ),
     *(
         Switch(
             *("attention", "jax", "the implementation of jax.nn.dot_product_attention", "custom calls of the program"),
             values=("framework", "math", *more),
-            device_kinds=(kind,),
+            device_kinds=_GPU,
             modules=modules,
             suits=suits,
             searched=bool(more),  # otherwise both are the same
         )
-        for kind, more, modules, suits in (
-            ("cpu", (), (TRAINING, INFERENCE), _attends),
-            ("gpu", ("cudnn",), (INFERENCE,), _attends),
-            ("gpu", ("cudnn",), (TRAINING,), _attends_evenly),
-            ("gpu", (), (TRAINING,), lambda benchmark: benchmark.attention and benchmark.odd_tokens),
+        for more, modules, suits in (
+            (("cudnn",), (INFERENCE,), _attends),
+            (("cudnn",), (TRAINING,), _attends_evenly),
+            ((), (TRAINING,), lambda benchmark: benchmark.attention and benchmark.odd_tokens),
         )
     ),
     Switch(

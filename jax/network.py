@@ -31,7 +31,6 @@ from models import _layers
 AXIS = "batch"  # the mesh axis over all devices
 ALL, PARTS = P(), P(AXIS)  # replicated on each device, and split along the first axis
 COMPUTE = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
-ATTENTION: dict[str, _layers.Kernel] = {"math": "xla", "cudnn": "cudnn"}  # JAX's names for them
 STAGES = ("trace_seconds", "lower_seconds", "backend_seconds")
 
 
@@ -53,7 +52,7 @@ def count_flops(benchmark: Benchmark, size: str, inputs: tuple[npt.NDArray[Any],
     graph, state = nnx.split(build(benchmark, size))
 
     def forward(state: Any, inputs: Any) -> jax.Array:
-        with _layers.attention_by(ATTENTION["math"]):
+        with _layers.attention_by("xla"):
             return nnx.merge(graph, state)(*inputs, train=False)
 
     images_last = tuple(array.transpose(0, 2, 3, 1) if array.ndim == 4 else array for array in inputs)
@@ -142,10 +141,10 @@ class Network:
         """Return, by switch, the value found in what was compiled, and the evidence."""
         text = self._program.as_text()
         shared = self._program.memory_analysis().alias_size_in_bytes
-        found = {
-            "donation": ("on" if shared else "off", f"{shared} bytes are shared"),
-            "attention": ("cudnn", "__cudnn$fmha") if "__cudnn$fmha" in text else ("math", "no custom call for it"),
-        }
+        found = {"donation": ("on" if shared else "off", f"{shared} bytes are shared")}
+        marks = {"cudnn": "__cudnn$fmha", "math": _layers.WRITTEN_OUT}
+        by_jax = ("framework" if self._setting.device.kind == "cpu" else "math", "no call or name for another")
+        found["attention"] = next(((value, mark) for value, mark in marks.items() if mark in text), by_jax)
         # Not by kind of operation: per-sample gradients turn all other convolutions into grouped ones, too.
         for switch, ways in _layers.WAYS.items():
             if switch in self._setting.switches:
@@ -235,7 +234,7 @@ class Network:
 
         Everything measured goes through here, and so does the canary.
         """
-        kernel = ATTENTION.get(self._setting.value("attention"))
+        kernel = _layers.KERNELS.get(self._setting.device.kind, {}).get(self._setting.value("attention"))
         ways = self._setting.value("depthwise"), self._setting.value("convolution")
         with _layers.autocast(self._compute), _layers.attention_by(kernel), _layers.convolved_by(*ways):
             return model(*inputs).astype(self._dtype)

@@ -31,19 +31,27 @@ def searched(row: Row, rates: dict[str, float], most: int = 99) -> list[str]:
 
 def test_each_trial_turns_a_switch_of_the_fastest_so_far() -> None:
     one_by_one = [f"default+{switch}" for switch in THREE]
-    assert searched(RESNET50, {"default": 2.0}) == ["default", SET, *one_by_one, "default+keep_memory"]
+    assert searched(RESNET50, {"default": 2.0}, 6) == ["default", SET, *one_by_one, "default+keep_memory"]
     without = [SET.replace(f"+{switch}", "") for switch in THREE]
-    assert searched(RESNET50, {SET: 2.0}) == ["default", SET, *without, f"{SET}+keep_memory"]
+    assert searched(RESNET50, {SET: 2.0}, 6) == ["default", SET, *without, f"{SET}+keep_memory"]
     faster = {"default+channels_last": 2.0, "default+compile+channels_last": 3.0}
-    assert searched(RESNET50, faster) == [
+    assert searched(RESNET50, faster, 6) == [
         *("default", SET, "default+compile", "default+channels_last", "default+compile+channels_last"),
         "default+compile+channels_last+keep_memory",
     ]
 
 
+def test_then_switches_of_the_next_fastest_are_turned() -> None:
+    """As with cifar10's inference on two AMD cores, where memory is worth keeping in ``default`` alone."""
+    in_jax = RESNET50.replace(framework="jax", use_case=5)
+    kept, products = "default+keep_memory", "default+convolution=products"
+    rates = {"default": 440.0, products: 656.0, f"{products}+keep_memory": 549.0, kept: 615.0}
+    assert searched(in_jax, rates) == ["default", products, f"{products}+keep_memory", kept]
+
+
 def test_a_switch_is_turned_with_what_it_needs_and_without_what_it_excludes() -> None:
     per_sample = dataclasses.replace(RESNET50, benchmark="mnist", use_case=3)
-    assert searched(per_sample, {"default+compile": 2.0}) == [
+    assert searched(per_sample, {"default+compile": 2.0}, 4) == [
         *("default", "default+compile", "default+opacus", "default+compile+keep_memory"),
     ]
     on_gpu = searched(dataclasses.replace(RESNET50, device_kind="gpu"), {"default": 2.0})
@@ -61,7 +69,7 @@ def test_what_a_device_has_not_or_has_twice_is_not_tried() -> None:
     tried = searched(gpt2, {})
     assert "default+attention=flash" in tried
     assert not [mode for mode in tried if "cudnn" in mode or "efficient" in mode]
-    assert not [mode for mode in searched(gpt2.replace(framework="jax"), {}) if "attention" in mode]
+    assert "default+attention=math" in searched(gpt2.replace(framework="jax"), {})
     assert [mode for mode in searched(gpt2.replace(framework="jax", device_kind="gpu"), {}) if "attention" in mode]
 
 

@@ -2,7 +2,8 @@
 
 The sides take turns and have the same number of trials at most. The first is ``default``, the second the set that
 ``duel.modes`` has for the kind of device; each later one changes a switch of the fastest mode so far, along with what
-that needs or excludes. The search ends once all of these were tried. The fastest mode and ``default`` are then
+that needs or excludes. Once all of these were tried, it is the next fastest whose switches change, as one may pay only
+without another, and so on until every mode or all trials are used. The fastest mode and ``default`` are then
 measured twice more, in the order A B B A: the fastest of several trials is also the luckiest. They are measured so
 again, up to three times in all, as long as the slower of one does not beat the faster of the other. A mode whose
 evidence is not that of ``default`` on the same side has failed.
@@ -130,8 +131,9 @@ class _Side:
 def following(trials: Sequence[Trial], row: Row) -> str | None:
     """Return the mode to try after ``trials``, for the device and point of ``row``; None if none is left."""
     tried = {trial.mode for trial in trials}
-    candidates = (_canonical(modes.TUNED, row), *neighbours(tuned.fastest(trials), row))
-    return next((mode for mode in candidates if mode not in tried), None)
+    ran = {trial.mode: trial.throughput for trial in trials if trial.throughput} or {modes.DEFAULT: 0.0}
+    near = (mode for fast in sorted(ran, key=ran.__getitem__, reverse=True) for mode in neighbours(fast, row))
+    return next((mode for mode in (_canonical(modes.TUNED, row), *near) if mode not in tried), None)
 
 
 def neighbours(mode: str, row: Row) -> list[str]:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,15 @@ from flax import nnx
 
 from duel.catalogue import groups
 
+T = TypeVar("T")
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
-Kernel = Literal["xla", "cudnn"]  # JAX's names for implementations of attention
+Kernel = Literal["xla", "cudnn", "written_out"]  # JAX's names for implementations of attention, and our own
+KERNELS: dict[str, dict[str, Kernel]] = {  # by kind of device and value of the switch ``attention``
+    "cpu": {"math": "written_out"},
+    "gpu": {"math": "xla", "cudnn": "cudnn"},
+}
+WRITTEN_OUT = "written_out_attention"  # the program's name for our own
 _attention: contextvars.ContextVar[Kernel | None] = contextvars.ContextVar("attention", default=None)
 # The program's names for convolutions that are not left to XLA, by switch and value.
 BY_XLA = {"depthwise": "grouped", "convolution": "framework"}
@@ -31,33 +37,27 @@ _convolutions: contextvars.ContextVar[tuple[str, str]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def batch_over(axis: str | None) -> Iterator[None]:
+def _while_tracing(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def batch_over(axis: str | None) -> contextlib.AbstractContextManager[None]:
     """Batch norms traced inside use the statistics over all devices of the mesh's ``axis``."""
-    token = _batch_axis.set(axis)
-    try:
-        yield
-    finally:
-        _batch_axis.reset(token)
+    return _while_tracing(_batch_axis, axis)
 
 
-@contextlib.contextmanager
-def attention_by(implementation: Kernel | None) -> Iterator[None]:
-    """Attention traced inside uses this implementation of JAX's; None leaves the choice to JAX."""
-    token = _attention.set(implementation)
-    try:
-        yield
-    finally:
-        _attention.reset(token)
+def attention_by(implementation: Kernel | None) -> contextlib.AbstractContextManager[None]:
+    """Attention traced inside uses this implementation; None leaves the choice to JAX."""
+    return _while_tracing(_attention, implementation)
 
 
-@contextlib.contextmanager
-def convolved_by(depthwise: str, others: str) -> Iterator[None]:
+def convolved_by(depthwise: str, others: str) -> contextlib.AbstractContextManager[None]:
     """Convolutions traced inside are written as the values of the switches ``depthwise`` and ``convolution`` ask."""
-    token = _convolutions.set((depthwise, others))
-    try:
-        yield
-    finally:
-        _convolutions.reset(token)
+    return _while_tracing(_convolutions, (depthwise, others))
 
 
 def _over_batch(mean: jax.Array) -> jax.Array:
@@ -66,18 +66,13 @@ def _over_batch(mean: jax.Array) -> jax.Array:
     return mean if axis is None else jax.lax.pmean(mean, axis)
 
 
-@contextlib.contextmanager
-def autocast(dtype: jnp.dtype | None) -> Iterator[None]:
+def autocast(dtype: jnp.dtype | None) -> contextlib.AbstractContextManager[None]:
     """Matrix products, convolutions and attention traced inside compute in ``dtype``; None changes nothing.
 
     Like ``torch.autocast`` on the other side: parameters stay as they are, norms return their input's type or a wider
     one, and sums take the wider type.
     """
-    token = _compute_type.set(dtype)
-    try:
-        yield
-    finally:
-        _compute_type.reset(token)
+    return _while_tracing(_compute_type, dtype)
 
 
 def cast(x: jax.Array) -> jax.Array:
@@ -322,22 +317,24 @@ class Embedding(nnx.Module):
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, causal: bool = False) -> jax.Array:
     """Scaled dot-product attention with ``heads`` heads over (N, tokens, width); softmax is in at least float32."""
-    shape = q.shape
+    shape, kernel = q.shape, _attention.get()
     q, k, v = (cast(x).reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
     # JAX's own always takes the softmax in float32, and does not support float16 on a CPU.
-    if q.dtype == jnp.float64 or (q.dtype == jnp.float16 and _attention.get() != "cudnn"):
-        return _plain_attention(q, k, v, causal).reshape(shape)
-    chosen = _attention.get()
-    return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=chosen).reshape(shape)
+    unfit = q.dtype == jnp.float64 or (q.dtype == jnp.float16 and kernel != "cudnn")
+    if unfit or kernel == "written_out":
+        return _written_out(q, k, v, causal).reshape(shape)
+    return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=kernel).reshape(shape)
 
 
-def _plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
-    """As ``jax.nn.dot_product_attention``, over (N, tokens, heads, width per head)."""
-    scores = jnp.einsum("nqhd,nkhd->nhqk", q / q.shape[-1] ** 0.5, k)
+@jax.named_scope(WRITTEN_OUT)
+def _written_out(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
+    """As ``jax.nn.dot_product_attention``, over (N, tokens, heads, width per head), but computed with heads first."""
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    scores = jnp.einsum("nhqd,nhkd->nhqk", q / q.shape[-1] ** 0.5, k)
     scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     if causal:
-        scores = jnp.where(jnp.tri(q.shape[1], dtype=bool), scores, -jnp.inf)
-    return jnp.einsum("nhqk,nkhd->nqhd", jax.nn.softmax(scores).astype(v.dtype), v)
+        scores = jnp.where(jnp.tri(q.shape[2], dtype=bool), scores, -jnp.inf)
+    return jnp.einsum("nhqk,nhkd->nhqd", jax.nn.softmax(scores).astype(v.dtype), v).swapaxes(1, 2)
 
 
 def joined(ends: jax.Array, nodes: int) -> jax.Array:

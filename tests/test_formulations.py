@@ -1,4 +1,4 @@
-"""The ways to a convolution: one function each, and seen in the program of a row."""
+"""The ways to a convolution and to attention: one function each, and seen in the program of a row."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from conftest import ROOT, Main, clean_environment, interpreter, rows_of
 
 from duel.catalogue import BENCHMARKS
 
-CONVOLUTIONS = """
+WAYS = """
 import itertools, json, sys
 sys.path[:0] = ["jax", "."]
 import jax
@@ -44,15 +44,27 @@ grouped = {}
 for name, benchmark in BENCHMARKS.items():
     modules = [module for _, module in network.nnx.iter_modules(network.build(benchmark, "tiny"))]
     grouped[name] = any(isinstance(module, _layers.Conv) and module.groups > 1 for module in modules)
-print(json.dumps({"apart": apart, "grouped": grouped}))
+
+
+def attended(kernel, causal):
+    generator = np.random.default_rng(0)
+    inputs = [jnp.asarray(generator.standard_normal((2, 7, 6)), jnp.float32) for _ in range(3)]
+    with _layers.attention_by(kernel):
+        value, gradient = jax.vjp(lambda q, k, v: _layers.attention(q, k, v, 3, causal), *inputs)
+    return value, *gradient(jnp.cos(value))
+
+pairs = [zip(attended(None, causal), attended("written_out", causal), strict=True) for causal in (False, True)]
+attention = max(float(jnp.abs(one - other).max()) for pair in pairs for one, other in pair)
+print(json.dumps({"apart": apart, "attention": attention, "grouped": grouped}))
 """
 
 
-def test_every_way_to_a_convolution_is_one_function_and_the_catalogue_says_who_has_depthwise_ones() -> None:
-    command = [interpreter("jax"), "-c", CONVOLUTIONS]
+def test_every_way_is_one_function_and_the_catalogue_says_who_has_depthwise_convolutions() -> None:
+    command = [interpreter("jax"), "-c", WAYS]
     said = subprocess.run(command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True)
     found = json.loads(said.stdout)
     assert all(0 < apart < 1e-12 for apart in found["apart"].values()), found["apart"]
+    assert 0 < found["attention"] < 1e-6  # in float32, in which JAX's own has its softmax at all events
     assert found["grouped"] == {name: benchmark.depthwise for name, benchmark in BENCHMARKS.items()}
 
 
@@ -64,7 +76,7 @@ def test_every_way_to_a_convolution_is_one_function_and_the_catalogue_says_who_h
         ("default+convolution=gradients", {"depthwise": "grouped", "convolution": "gradients"}),
     ],
 )
-def test_a_row_shows_by_its_program_which_way_it_took(
+def test_a_row_shows_by_its_program_how_it_convolves(
     main: Main, checkout: Path, mode: str, values: dict[str, str]
 ) -> None:
     asked = ("--benchmark", "mobilenet_v3_small", "--use_case", "1,3,5", "--preset", "smoke", "--framework", "jax")
@@ -80,3 +92,15 @@ def test_a_row_shows_by_its_program_which_way_it_took(
         assert all(f"{switch}={value}" in row["switches"] for switch, value in values.items())
         counts = {name: int(count) for count, name in re.findall(r"(\d+) operations called (\w+)", row["proofs"])}
         assert {name for name, count in counts.items() if count} == {called[v] for v in values.values() if v in called}
+
+
+def test_a_row_shows_by_its_program_how_it_attends(main: Main, checkout: Path) -> None:
+    asked = ("--benchmark", "gpt2", "--use_case", "1,5", "--preset", "smoke", "--framework", "jax", "--device", "cpu")
+    for mode in ("default", "default+attention=math"):
+        said = main(*asked, "--batch_sizes", "2", "--mode", mode, "--wait", timeout=900)
+        assert said.returncode == 0, said.stdout + said.stderr
+    shown = {"default": "no call or name for another", "default+attention=math": "written_out_attention"}
+    rows = rows_of(checkout)
+    assert len(rows) == 4
+    for row in rows:
+        assert json.loads(row["proofs"])["attention"] == shown[row["mode"]]
