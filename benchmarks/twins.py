@@ -153,7 +153,7 @@ def _public_in_pytorch(point: Point, tuned: str) -> Iterator[tuple[str, Loop | s
                 model = build(dict(point.benchmark.sizes["full"].model))
                 point.check_size(sum(parameter.numel() for parameter in model.parameters()))
                 yield f"{name}, {mode}", point.loop(mode, model)
-            except Exception as error:  # third-party code may raise anything; it is reported, and the exit code is 1
+            except Exception as error:  # theirs or of our loop over it: it is reported, and the exit code is 1
                 yield f"{name}, {mode}", f"does not run: {type(error).__name__}: {error}"
 
 
@@ -166,7 +166,7 @@ def _public_in_jax(point: Point, others: Path) -> Iterator[tuple[str, Loop | str
             public = build(others)
             point.check_size(sum(leaf.size for leaf in jax.tree.leaves(public.parameters)))
             yield name, _jax_loop(point, public)
-        except Exception as error:  # third-party code may raise anything; it is reported, and the exit code is 1
+        except Exception as error:  # theirs or of our loop over it: it is reported, and the exit code is 1
             yield name, f"does not run: {type(error).__name__}: {error}"
 
 
