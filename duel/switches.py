@@ -65,7 +65,12 @@ class Switch:
     suits: Callable[[Benchmark], bool] = lambda benchmark: True
     needs: str = ""  # a switch that must be on
     excludes: str = ""  # a switch that must not be on
-    searched: bool = True  # whether 'tune' may turn it
+    untried: tuple[str, ...] = ()  # values that 'tune' does not try: the first's program again, or not for speed
+
+    @property
+    def tried(self) -> tuple[str, ...]:
+        """The values that ``tune`` may try."""
+        return tuple(value for value in self.values if value not in self.untried)
 
     def takes(self, value: str) -> bool:
         return value in self.values or (self.counts and re.fullmatch(r"[1-9]\d{0,5}", value) is not None)
@@ -83,12 +88,11 @@ SWITCHES: tuple[Switch, ...] = (
             values=(ALL,),
             counts=True,
             device_kinds=("cpu",),
-            searched=False,
         )
         for framework in FRAMEWORKS
     ),
     *(
-        Switch("deterministic", framework, "kernels that reproduce the same bits", "bits of a repeat", searched=False)
+        Switch("deterministic", framework, "kernels that reproduce the same bits", "bits of a repeat", untried=(ON,))
         for framework in FRAMEWORKS
     ),
     Switch("compile", "pytorch", "torch.compile of the step", "Dynamo's graphs", device_kinds=("cpu", "gpu", "mps")),
@@ -141,27 +145,21 @@ SWITCHES: tuple[Switch, ...] = (
         suits=_takes_hooks,
         excludes="compile",
     ),
-    Switch(
-        *("attention", "jax", "jax.nn.dot_product_attention, or products and softmax written out with heads first"),
-        proof="names in the program",
-        values=("framework", "math"),
-        device_kinds=("cpu",),
-        modules=(TRAINING, INFERENCE),
-        suits=_attends,
-    ),
     *(
         Switch(
-            *("attention", "jax", "the implementation of jax.nn.dot_product_attention", "custom calls of the program"),
+            *("attention", "jax", "the implementation of jax.nn.dot_product_attention" + suffix),
+            proof="names in the program",
             values=("framework", "math", *more),
-            device_kinds=_GPU,
+            device_kinds=(kind,),
             modules=modules,
             suits=suits,
-            searched=bool(more),  # otherwise both are the same
+            untried=("math",),  # JAX 0.10.2's own choice is the same
         )
-        for more, modules, suits in (
-            (("cudnn",), (INFERENCE,), _attends),
-            (("cudnn",), (TRAINING,), _attends_evenly),
-            ((), (TRAINING,), lambda benchmark: benchmark.attention and benchmark.odd_tokens),
+        for kind, suffix, more, modules, suits in (
+            ("cpu", ", or written out with heads first", ("heads_first",), (TRAINING, INFERENCE), _attends),
+            ("gpu", "", ("cudnn",), (INFERENCE,), _attends),
+            ("gpu", "", ("cudnn",), (TRAINING,), _attends_evenly),
+            ("gpu", "", (), (TRAINING,), lambda benchmark: benchmark.attention and benchmark.odd_tokens),
         )
     ),
     Switch(

@@ -142,9 +142,6 @@ class Network:
         text = self._program.as_text()
         shared = self._program.memory_analysis().alias_size_in_bytes
         found = {"donation": ("on" if shared else "off", f"{shared} bytes are shared")}
-        marks = {"cudnn": "__cudnn$fmha", "math": _layers.WRITTEN_OUT}
-        by_jax = ("framework" if self._setting.device.kind == "cpu" else "math", "no call or name for another")
-        found["attention"] = next(((value, mark) for value, mark in marks.items() if mark in text), by_jax)
         # Not by kind of operation: per-sample gradients turn all other convolutions into grouped ones, too.
         for switch, ways in _layers.WAYS.items():
             if switch in self._setting.switches:
@@ -234,7 +231,7 @@ class Network:
 
         Everything measured goes through here, and so does the canary.
         """
-        kernel = _layers.KERNELS.get(self._setting.device.kind, {}).get(self._setting.value("attention"))
+        kernel = _layers.KERNELS.get(self._setting.value("attention"))
         ways = self._setting.value("depthwise"), self._setting.value("convolution")
         with _layers.autocast(self._compute), _layers.attention_by(kernel), _layers.convolved_by(*ways):
             return model(*inputs).astype(self._dtype)

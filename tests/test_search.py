@@ -69,8 +69,12 @@ def test_what_a_device_has_not_or_has_twice_is_not_tried() -> None:
     tried = searched(gpt2, {})
     assert "default+attention=flash" in tried
     assert not [mode for mode in tried if "cudnn" in mode or "efficient" in mode]
-    assert "default+attention=math" in searched(gpt2.replace(framework="jax"), {})
-    assert [mode for mode in searched(gpt2.replace(framework="jax", device_kind="gpu"), {}) if "attention" in mode]
+    in_jax = gpt2.replace(framework="jax")
+    assert "default+attention=heads_first" in searched(in_jax, {})
+    half_on_gpu = in_jax.replace(device_kind="gpu", precision="bf16")
+    assert "default+attention=cudnn" in searched(half_on_gpu, {})
+    for row in (in_jax, half_on_gpu):  # 'math' is what JAX takes by itself
+        assert not [mode for mode in searched(row, {}) if "attention=math" in mode]
 
 
 def test_what_does_not_run_is_not_the_fastest_and_not_tried_again() -> None:

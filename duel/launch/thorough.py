@@ -129,7 +129,7 @@ def _switches(framework: str, kind: str | None) -> list[tuple[str, str, str, int
         if USE_CASES[use_case].module not in switch.modules:
             continue
         suited = [name for name in SHOWN_WITH if switch.suits(BENCHMARKS[name])]
-        if not suited and not switch.searched:  # there is another of this name, with more values
+        if not suited and len(switch.tried) == 1:  # there is another of this name, with more values
             continue
         benchmark = suited[0]
         for value in switch.values[1:]:

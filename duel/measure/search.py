@@ -140,8 +140,9 @@ def neighbours(mode: str, row: Row) -> list[str]:
     """Return the modes that differ from ``mode`` in one switch, and in what that needs or excludes."""
     switches = applicable(str(row.framework), str(row.benchmark), row.use_case or 0, row.device_kind)
     values, found = _settings(mode, row), []
-    for switch in (one for one in switches.values() if one.searched):
-        for value in (one for one in switch.values if one != values[switch.name]):
+    for switch in switches.values():
+        now = values[switch.name] if values[switch.name] in switch.tried else switch.values[0]
+        for value in (one for one in switch.tried if one != now):
             turned = values | {switch.name: value}
             for other in switches.values():
                 if value == ON and other.name == switch.needs:

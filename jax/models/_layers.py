@@ -20,16 +20,13 @@ from duel.catalogue import groups
 T = TypeVar("T")
 _compute_type: contextvars.ContextVar[jnp.dtype | None] = contextvars.ContextVar("compute_type", default=None)
 _batch_axis: contextvars.ContextVar[str | None] = contextvars.ContextVar("batch_axis", default=None)
-Kernel = Literal["xla", "cudnn", "written_out"]  # JAX's names for implementations of attention, and our own
-KERNELS: dict[str, dict[str, Kernel]] = {  # by kind of device and value of the switch ``attention``
-    "cpu": {"math": "written_out"},
-    "gpu": {"math": "xla", "cudnn": "cudnn"},
-}
-WRITTEN_OUT = "written_out_attention"  # the program's name for our own
+Kernel = Literal["xla", "cudnn", "heads_first"]  # JAX's names for implementations of attention, and our own
+KERNELS: dict[str, Kernel] = {"math": "xla", "cudnn": "cudnn", "heads_first": "heads_first"}  # by value of the switch
 _attention: contextvars.ContextVar[Kernel | None] = contextvars.ContextVar("attention", default=None)
-# The program's names for convolutions that are not left to XLA, by switch and value.
-BY_XLA = {"depthwise": "grouped", "convolution": "framework"}
+# The program's names for what is not left to XLA, by switch and value.
+BY_XLA = {"attention": "math", "depthwise": "grouped", "convolution": "framework"}
 WAYS = {
+    "attention": {"cudnn": "__cudnn$fmha", "heads_first": "attention_heads_first"},
     "depthwise": {"shifted": "shifted_products"},
     "convolution": {"products": "patch_products", "gradients": "kernel_products"},
 }
@@ -320,14 +317,15 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, heads: int, causal: bool
     shape, kernel = q.shape, _attention.get()
     q, k, v = (cast(x).reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
     # JAX's own always takes the softmax in float32, and does not support float16 on a CPU.
-    unfit = q.dtype == jnp.float64 or (q.dtype == jnp.float16 and kernel != "cudnn")
-    if unfit or kernel == "written_out":
-        return _written_out(q, k, v, causal).reshape(shape)
+    if kernel == "heads_first":
+        with jax.named_scope(WAYS["attention"][kernel]):
+            return _heads_first(q, k, v, causal).reshape(shape)
+    if q.dtype == jnp.float64 or (q.dtype == jnp.float16 and kernel != "cudnn"):
+        return _heads_first(q, k, v, causal).reshape(shape)
     return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=kernel).reshape(shape)
 
 
-@jax.named_scope(WRITTEN_OUT)
-def _written_out(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
+def _heads_first(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:
     """As ``jax.nn.dot_product_attention``, over (N, tokens, heads, width per head), but computed with heads first."""
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     scores = jnp.einsum("nhqd,nhkd->nhqk", q / q.shape[-1] ** 0.5, k)
