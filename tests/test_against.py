@@ -73,13 +73,13 @@ def simulated(generator: np.random.Generator, points: int, sessions: int, gain: 
 
 def test_false_alarms_are_rare_over_all_points_and_quantities_together() -> None:
     """With sessions that vary so much that chance is not called equal within 3 %."""
-    generator, runs = np.random.default_rng(0), 300
+    generator, runs = np.random.default_rng(0), 100
     alarms = sum(bool({"faster", "slower"} & set(simulated(generator, 10, 8, 1.0, 0.05))) for _ in range(runs))
     assert alarms / runs <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / runs)
 
 
 def test_three_percent_at_one_of_fifty_points_are_found_with_nine_sessions() -> None:
-    generator, runs = np.random.default_rng(0), 300
+    generator, runs = np.random.default_rng(0), 100
     hits = sum(simulated(generator, 50, 9, 1.03, 0.01)[0] == "faster" for _ in range(runs))
     assert hits / runs >= 0.92 - 2 * math.sqrt(0.92 * 0.08 / runs)
 

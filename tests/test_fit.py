@@ -309,7 +309,7 @@ targets:
     scheduler: local
     python: {jax: .venv/jax/bin/python, pytorch: .venv/pytorch/bin/python}
     device: cpu
-    setup: {task: [ulimit -v 9000000]}
+    setup: {task: [ulimit -v 5500000]}
 """
 
 

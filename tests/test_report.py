@@ -313,6 +313,7 @@ def test_means_are_never_over_devices_or_versions() -> None:
         assert text.count("default: 0.500 [") == 1
 
 
+@pytest.mark.full
 def test_a_hundred_thousand_rows_are_a_small_page(results: Results) -> None:
     rows = point(1.5)
     many = []

@@ -26,9 +26,13 @@ LAYERS = [
     (kinds.PRODUCT, Layer("linear", [2, 4, 8], 6)),
     (kinds.MOVES, Layer("sum over edges", [40, 8], 10)),
 ]
+QUICK = (kinds.CONVOLUTION, kinds.MOVES)  # of them 'make test' repeats
 
 
-@pytest.mark.parametrize(("kind", "layer"), LAYERS, ids=lambda value: getattr(value, "kind", None))
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [pytest.param(*one, id=one[1].kind, marks=[] if one[0] in QUICK else [pytest.mark.full]) for one in LAYERS],
+)
 def test_a_layer_is_repeated_alone_in_both_frameworks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, layer: Layer
 ) -> None:

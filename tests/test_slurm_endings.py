@@ -94,7 +94,7 @@ def test_a_study_whose_job_meets_its_time_limit_goes_on_at_the_next_row(site: Si
     assert "0 scripts" in site.main("study", "two", "plan")
 
 
-@pytest.mark.parametrize("own", [(), ("--signal=B:USR1@60",)])
+@pytest.mark.parametrize("own", [(), pytest.param(("--signal=B:USR1@60",), marks=pytest.mark.full)])
 def test_the_warning_before_the_time_limit_reaches_the_run_and_a_longer_one_is_proposed_to_both(
     site: Site, own: tuple[str, ...]
 ) -> None:

@@ -12,7 +12,7 @@ from duel.states import FINISHED, RUNNING
 
 TRAINING = ("--benchmark", "mnist", "--use_case", "1", "--dataset", "digits", "--framework", "jax")
 CPU = ("--partition=cpu", "--time=00:10:00", "--cpus-per-task=1", "--mem=2G")
-EPOCHS = 200
+EPOCHS = 60
 
 
 def begun(site: Site, run: Run, beyond: int = 0) -> int:
