@@ -286,3 +286,43 @@ def _nnx(model: Any, call: Callable[[Any, Any, bool], Any]) -> Public:
 
     # plain dictionaries, as in the twin: less work for Python at every step
     return Public(nnx.to_pure_dict(parameters), nnx.to_pure_dict(rest), apply)
+
+
+def inference(benchmark: Any, public: Public, batches: Any) -> Callable[[Any, Any], Any]:
+    """Return a compiled step of ``public`` over inputs and labels: the logits."""
+    import jax
+
+    jitted = jax.jit(lambda parameters, rest, inputs: public.apply(parameters, rest, inputs, False)[0])
+    forward = jitted.lower(public.parameters, public.rest, batches[0][0]).compile()
+    return lambda inputs, labels: forward(public.parameters, public.rest, inputs)
+
+
+def training(benchmark: Any, public: Public, batches: Any) -> Callable[[Any, Any], Any]:
+    """Return a compiled step of ``public`` over inputs and labels, with the twin's loss and optimizer: the loss."""
+    import jax
+    import optax
+
+    twin: Any = importlib.import_module("training")
+    optimizer, loss_of = twin._optimizer(benchmark.optimizer), twin.LOSSES[benchmark.loss]
+
+    def update(state: Any, inputs: Any, labels: Any) -> Any:
+        parameters, rest, moments = state
+
+        def mean_loss(parameters: Any) -> Any:
+            logits, changed = public.apply(parameters, rest, inputs, True)
+            return loss_of(logits, labels), changed
+
+        (loss, changed), gradients = jax.value_and_grad(mean_loss, has_aux=True)(parameters)
+        updates, moments = optimizer.update(gradients, moments, parameters)
+        return (optax.apply_updates(parameters, updates), changed, moments), loss
+
+    # copies: the first step donates its state
+    state = jax.tree.map(jax.numpy.copy, (public.parameters, public.rest, optimizer.init(public.parameters)))
+    compiled = jax.jit(update, donate_argnums=0).lower(state, *batches[0]).compile()
+
+    def step(inputs: Any, labels: Any) -> Any:
+        nonlocal state
+        state, loss = compiled(state, inputs, labels)
+        return loss
+
+    return step

@@ -19,12 +19,16 @@ Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
 go on for up to ten times as long: with so many looks, an interval that just meets the bound covers less than 95 %. What
 cannot run with the installed packages is listed with the reason. Exit code 1 if a bound is exceeded, or a public
-model did not run.
+model did not run. With ``--keep`` the point's lines replace those in twins.csv, from which docs/models.md has
+its table.
 """
 
 import argparse
+import csv
 import importlib
+import importlib.metadata
 import math
+import operator
 import re
 import statistics
 import sys
@@ -37,6 +41,7 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
+RECORDS = Path(__file__).with_suffix(".csv")
 WORKS = {"inference": 5, "training": 1}
 BLOCK_SECONDS = 0.1
 FEWEST = 6  # rounds
@@ -173,12 +178,13 @@ def _public_in_jax(point: Point, others: Path) -> Iterator[tuple[str, Loop | str
 def _jax_loop(point: Point, public: Any) -> Loop:
     """Return a loop over ``public``, compiled like the twin, that trains with its loss and optimizer, or evaluates."""
     import jax
+    import peers_jax
 
     def put(array: Any) -> jax.Array:
         return jax.numpy.asarray(array.transpose(0, 2, 3, 1) if array.ndim == 4 else array)  # images: channels last
 
     batches = [(tuple(map(put, batch.inputs)), put(batch.labels)) for batch in point.pool.batches]
-    step = (_jax_training if point.use_case.module == "training" else _jax_inference)(point, public, batches)
+    step = getattr(peers_jax, point.use_case.module)(point.benchmark, public, batches)
 
     def run(steps: int) -> float:
         start = time.perf_counter()
@@ -188,45 +194,6 @@ def _jax_loop(point: Point, public: Any) -> Loop:
         return time.perf_counter() - start
 
     return run
-
-
-def _jax_inference(point: Point, public: Any, batches: Any) -> Callable[[Any, Any], Any]:
-    import jax
-
-    jitted = jax.jit(lambda parameters, rest, inputs: public.apply(parameters, rest, inputs, False)[0])
-    forward = jitted.lower(public.parameters, public.rest, batches[0][0]).compile()
-    return lambda inputs, labels: forward(public.parameters, public.rest, inputs)
-
-
-def _jax_training(point: Point, public: Any, batches: Any) -> Callable[[Any, Any], Any]:
-    import jax
-    import optax
-
-    import training
-
-    optimizer, loss_of = training._optimizer(point.benchmark.optimizer), training.LOSSES[point.benchmark.loss]
-
-    def update(state: Any, inputs: Any, labels: Any) -> Any:
-        parameters, rest, moments = state
-
-        def mean_loss(parameters: Any) -> Any:
-            logits, changed = public.apply(parameters, rest, inputs, True)
-            return loss_of(logits, labels), changed
-
-        (loss, changed), gradients = jax.value_and_grad(mean_loss, has_aux=True)(parameters)
-        updates, moments = optimizer.update(gradients, moments, parameters)
-        return (optax.apply_updates(parameters, updates), changed, moments), loss
-
-    # copies: the first step donates its state
-    state = jax.tree.map(jax.numpy.copy, (public.parameters, public.rest, optimizer.init(public.parameters)))
-    compiled = jax.jit(update, donate_argnums=0).lower(state, *batches[0]).compile()
-
-    def step(inputs: Any, labels: Any) -> Any:
-        nonlocal state
-        state, loss = compiled(state, inputs, labels)
-        return loss
-
-    return step
 
 
 def rounds(loops: dict[str, Loop], seconds: float) -> dict[str, list[float]]:
@@ -275,6 +242,43 @@ def told(twin: list[float], other: list[float]) -> tuple[str, bool]:
     return f"{text}: {verdict}", high <= BOUND
 
 
+def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str, list[float]]) -> None:
+    """Replace what the records have of ``point`` by the lines of this run."""
+    from duel import certificate, files
+    from duel.catalogue import FRAMEWORKS
+
+    framework, name = str(point.row.framework), point.benchmark.name
+    common = {
+        "framework": framework,
+        "benchmark": name,
+        "work": work,
+        "batch": str(point.row.batch_size),
+        "mode": point.tuned,
+        "milliseconds": f"{1e3 * statistics.median(times[TWIN]):.3f}",
+        "device": str(point.row.device_name),
+        "measured": files.utc()[:10],
+        "version": importlib.metadata.version(FRAMEWORKS[framework]),
+        "code_sha256": certificate.code_sha256(name, "full"),
+    }
+    lines = []
+    for other in [label for label in found if label != TWIN]:
+        line = common | {"other": other} | dict.fromkeys(("low", "ratio", "high", "rounds", "reason"), "")
+        if took := times.get(other):
+            line |= zip(("low", "ratio", "high"), (f"{end:.4f}" for end in interval(times[TWIN], took)), strict=True)
+            line["rounds"] = str(len(took))
+        else:
+            line["reason"] = str(found[other])
+        lines.append(line)
+    key = operator.itemgetter("framework", "benchmark", "work")
+    with RECORDS.open("a+", newline="") as file:
+        file.seek(0)
+        lines += [line for line in csv.DictReader(file) if key(line) != key(common)]
+        file.truncate(0)
+        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(lines, key=key))
+
+
 def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
     from duel.measure import device
 
@@ -298,6 +302,8 @@ def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
                 text, holds = (loop, False) if isinstance(loop, str) else told(times[TWIN], times[label])
                 print(f"    {label:55} {text}", flush=True)
                 held = held and holds
+            if args.keep:
+                keep(point, work, found, times)
     return 0 if held else 1
 
 
@@ -308,6 +314,7 @@ if __name__ == "__main__":
         "--others", type=Path, default=Path(), metavar="DIR", help="jax: the folder with public models' checkouts"
     )
     parser.add_argument("--public_alone", action="store_true", help="skip the twin's other modes")
+    parser.add_argument("--keep", action="store_true", help=f"keep what is found in {RECORDS.name}")
     parser.add_argument("--benchmark", nargs="+", help="only these")
     parser.add_argument("--work", choices=WORKS, help="only this one")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each participant; default: 10")
@@ -315,6 +322,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / arguments.framework), str(ROOT)]
     from duel.catalogue import BENCHMARKS
 
-    chosen = arguments.benchmark or list(BENCHMARKS)
+    if arguments.keep and arguments.public_alone:
+        parser.error("--keep needs all comparisons of a point; valid: without --public_alone")
     wanted = [arguments.work] if arguments.work else list(WORKS)
-    sys.exit(main(arguments, chosen, wanted))
+    sys.exit(main(arguments, arguments.benchmark or list(BENCHMARKS), wanted))

@@ -48,6 +48,11 @@ def test_every_switch_is_in_the_table_of_modes() -> None:
     assert regenerate.between(text, "switches", regenerate.switches()) == text, regenerate.REMEDY
 
 
+def test_the_table_of_what_is_faster_than_the_twins_is_of_its_records() -> None:
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert regenerate.between(text, "twins", regenerate.twins()) == text, regenerate.REMEDY
+
+
 def fragments(page: Path) -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 

@@ -1,6 +1,7 @@
 """Rewrite the golden files from the code: ``make golden``. Read the difference before you commit it."""
 
 import contextlib
+import csv
 import dataclasses
 import io
 import os
@@ -155,6 +156,29 @@ def _largest(found: list[Found]) -> str:
     return f"{text}; {after.cell.batch_size}: {after.outcome}" if after else text
 
 
+def twins() -> str:
+    """What benchmarks/twins.py found, as a Markdown table: of each point the one that comes nearest the bound."""
+    with (ROOT / "benchmarks" / "twins.csv").open(newline="") as file:
+        measured = [line for line in csv.DictReader(file) if line["high"]]
+    points: dict[str, dict[str, dict[str, str]]] = {}
+    for line in sorted(measured, key=lambda line: float(line["high"])):
+        name = f"{line['benchmark']} {line['work']}, batch {line['batch']}"
+        points.setdefault(name, {})[line["framework"]] = line  # the highest is the last
+    lines = ["| point | JAX: mode; beside | ratio | PyTorch: mode; beside | ratio |", "|---|---|---|---|---|"]
+    for name, found in sorted(points.items()):
+        cells = [cell for framework in FRAMEWORKS for cell in _nearest(found.get(framework))]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    sources = {f"{line['device']}, {line['framework']} {line['version']}, {line['measured']}" for line in measured}
+    return "\n".join([*lines, "", f"Measured on {'; '.join(sorted(sources))}.", ""])
+
+
+def _nearest(line: dict[str, str] | None) -> tuple[str, str]:
+    if line is None:
+        return "", ""
+    ratio, low, high = (f"{float(line[end]):.3f}" for end in ("ratio", "low", "high"))
+    return f"`{line['mode']}`; {line['other']}", f"{ratio} [{low}, {high}]"
+
+
 def between(text: str, mark: str, new: str) -> str:
     """``text`` with ``new`` between the marks called ``mark``."""
     head, begin, rest = text.partition(f"<!-- {mark} -->\n")
@@ -174,6 +198,8 @@ def main() -> None:
     readme.write_text(between(head + mark + columns(), "ratios", ratio_columns()))
     methodology = ROOT / "docs" / "methodology.md"
     methodology.write_text(between(methodology.read_text(), "switches", switches()))
+    models = ROOT / "docs" / "models.md"
+    models.write_text(between(models.read_text(), "twins", twins()))
     tpu = ROOT / "docs" / "tpu-cells.md"
     tpu.write_text(between(between(tpu.read_text(), "cells", plans()), "largest", largest()))
     results = Results(ROOT / "results")
