@@ -19,8 +19,7 @@ Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
 go on for up to ten times as long: with so many looks, an interval that just meets the bound covers less than 95 %. What
 cannot run with the installed packages is listed with the reason. Exit code 1 if a bound is exceeded, or a public
-model did not run. With ``--keep`` the point's lines replace those in twins.csv, from which docs/models.md has
-its table.
+model did not run. With ``--keep`` the point's lines replace those in twins.csv, which docs/models.md shows.
 """
 
 import argparse

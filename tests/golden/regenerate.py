@@ -159,7 +159,8 @@ def _largest(found: list[Found]) -> str:
 def twins() -> str:
     """What benchmarks/twins.py found, as a Markdown table: of each point the one that comes nearest the bound."""
     with (ROOT / "benchmarks" / "twins.csv").open(newline="") as file:
-        measured = [line for line in csv.DictReader(file) if line["high"]]
+        kept = list(csv.DictReader(file))
+    measured = [line for line in kept if line["high"]]
     points: dict[str, dict[str, dict[str, str]]] = {}
     for line in sorted(measured, key=lambda line: float(line["high"])):
         name = f"{line['benchmark']} {line['work']}, batch {line['batch']}"
@@ -169,7 +170,8 @@ def twins() -> str:
         cells = [cell for framework in FRAMEWORKS for cell in _nearest(found.get(framework))]
         lines.append(f"| {' | '.join([name, *cells])} |")
     sources = {f"{line['device']}, {line['framework']} {line['version']}, {line['measured']}" for line in measured}
-    return "\n".join([*lines, "", f"Measured on {'; '.join(sorted(sources))}.", ""])
+    failed = [f"- {one['benchmark']} {one['work']}, {one['other']}: {one['reason']}" for one in kept if one["reason"]]
+    return "\n".join([*lines, "", f"Measured on {'; '.join(sorted(sources))}.", "", *failed]).rstrip() + "\n"
 
 
 def _nearest(line: dict[str, str] | None) -> tuple[str, str]:
