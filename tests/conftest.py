@@ -22,12 +22,14 @@ from slurm_cluster import SlurmCluster, missing_programs
 
 from duel import variables
 from duel.launch import intent, queue
+from duel.measure.ranks import shares
 from duel.record import COLUMNS
 from duel.results import Results, Run
 
-# Tests and their jobs run beside each other, and OpenMP's threads would wait for each other by spinning: three proofs
-# of PyTorch at once took 23 s so, and 8 s where they sleep.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Each worker's tests and jobs have cores of their own, as a framework's threads wait for each other by spinning: where
+# two runs of both sides shared two cores, they took 51 and 133 s, and 28 and 31 s with a core each.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and sys.platform == "linux":
+    os.sched_setaffinity(0, shares(int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))[int(worker.removeprefix("gw"))])
 settings.register_profile("duel", deadline=None)  # a busy machine is no defect
 settings.load_profile("duel")
 
@@ -105,8 +107,6 @@ def interpreter(framework: str) -> str:
 
 
 FRAMEWORKS_PYTHON = [str(ROOT / ".venv" / framework / "bin" / "python") for framework in ("jax", "pytorch")]
-
-
 COPIED = ("export DUEL_CHECKOUT=", "export DUEL_COMMIT=")
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +87,16 @@ CACHES = (
 )
 
 
+@pytest.fixture
+def every_core() -> Iterator[None]:
+    """All cores of the machine, where a test's worker has some of them."""
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    yield
+    os.sched_setaffinity(0, own)
+
+
+@pytest.mark.usefixtures("every_core")
 def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(checkout: Path, tmp_path: Path) -> None:
     caches = {name: str(tmp_path / "mine" / name) for name in CACHES}
     rows = measure(checkout, "--mode", "default+threads=1+deterministic+keep_memory", WANDB_MODE="offline", **caches)
@@ -158,14 +169,6 @@ def test_both_sides_run_in_one_script_and_the_user_s_caches_stay_as_they_are(che
             id="switch",
         ),
         pytest.param(
-            "duel/measure/supervisor.py",
-            "        os.sched_setaffinity(",
-            "        print(",
-            ("--mode", "default+threads=1"),
-            "status (jax and pytorch: failed: input: --mode default+threads=1: there are ",
-            id="threads",
-        ),
-        pytest.param(
             "pytorch/training.py",
             "        return float(self._over_all(handle))\n",
             "        return float(self._over_all(handle)) + __import__('random').random() * 1e-9\n",
@@ -181,6 +184,15 @@ def test_a_planted_fault_is_caught_and_named(
     plant(checkout, file, line, broken)
     rows = measure(checkout, *arguments)
     assert len(rows) == 2
+    assert any(fault.startswith(words) for fault in faults(rows[0])), rows[0].comparable
+    assert rows[0].comparable == rows[1].comparable
+
+
+@pytest.mark.usefixtures("every_core")
+def test_threads_that_were_not_limited_are_named(checkout: Path) -> None:
+    plant(checkout, "duel/measure/supervisor.py", "        os.sched_setaffinity(", "        print(")
+    rows = measure(checkout, "--mode", "default+threads=1")
+    words = "status (jax and pytorch: failed: input: --mode default+threads=1: there are "
     assert any(fault.startswith(words) for fault in faults(rows[0])), rows[0].comparable
     assert rows[0].comparable == rows[1].comparable
 
