@@ -18,6 +18,7 @@ from duel.files import FORMAT, Damaged, locked, read_record, write_atomically
 from duel.record import Row
 from duel.states import FINISHED
 
+FINALISTS = 3  # besides default at most
 POINT = ("framework", "benchmark", "size", "precision", "module", "product", "samples", "microbatch")
 
 
@@ -113,44 +114,47 @@ def keep(results: Path, device_name: str, choice: Choice) -> None:
         write_atomically(file, json.dumps(stored, indent=1) + "\n")
 
 
-def fastest(trials: Sequence[Trial]) -> str:
-    """Return the mode whose first trial was the fastest, ``default`` if none ran."""
+def finalists(trials: Sequence[Trial]) -> list[str]:
+    """Return the modes to be measured again, ``default`` alone if nothing may be faster.
+
+    These are the fastest by their first trials, up to three that are within a fifth of the fastest, as processes of one
+    mode can differ by that, and ``default``.
+    """
     first: dict[str, float] = {}
     for trial in trials:
         first.setdefault(trial.mode, trial.throughput or 0.0)
-    best = max(first, key=lambda mode: first[mode], default=modes.DEFAULT)
-    return best if first.get(best) else modes.DEFAULT
+    most = max(first.values(), default=0.0)
+    near = sorted((mode for mode in first if first[mode] >= 0.8 * most > 0), key=first.__getitem__, reverse=True)
+    return [*(mode for mode in near[:FINALISTS] if mode != modes.DEFAULT), modes.DEFAULT]
 
 
 def chosen(trials: Sequence[Trial]) -> str:
-    """Return the fastest mode if it beat ``default`` when both were measured again, else ``default``.
+    """Return the finalist that was the fastest when all were measured again; ``default`` if that or nothing else ran.
 
-    By the mean of logarithms, from which a steady drift cancels in the order A B B A. To win each time would be too
-    much: processes of one mode can differ by a quarter.
+    By the mean of logarithms, from which a steady drift cancels in the order A B C C B A.
     """
-    best, default = again(trials)
-    ran = best and all(best) and all(default)
-    return fastest(trials) if ran and sum(map(math.log, best)) > sum(map(math.log, default)) else modes.DEFAULT
+    ran = {mode: sum(map(math.log, found)) for mode, found in again(trials).items() if all(found)}
+    return max(ran, key=lambda mode: (ran[mode], mode == modes.DEFAULT)) if modes.DEFAULT in ran else modes.DEFAULT
 
 
 def decided(trials: Sequence[Trial]) -> bool:
-    """Whether the fastest mode and ``default`` do not overlap when measured again, or one of them did not run."""
-    best, default = again(trials)
-    return not (all(best) and all(default)) or min(best) > max(default) or min(default) > max(best)
+    """Whether the slowest result of the chosen mode is above every other's, or a further round can change nothing."""
+    ran, best = {mode: found for mode, found in again(trials).items() if all(found)}, chosen(trials)
+    others = [speed for mode in ran if mode != best for speed in ran[mode]]
+    return modes.DEFAULT not in ran or min(ran[best]) > max(others, default=0.0)
 
 
-def again(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
-    """Return the throughputs of the fastest mode and of ``default`` but for their first trials, which chose the mode.
+def again(trials: Sequence[Trial]) -> dict[str, list[float]]:
+    """Return the throughputs of the finalists but for their first trials, which made them finalists.
 
     As many of each; 0 is one that did not run.
     """
-    best, later = fastest(trials), []
+    later: dict[str, list[float]] = {}
     for place, trial in enumerate(trials):
         if trial.mode in [other.mode for other in trials[:place]]:
-            later.append(trial)
-    found = [[trial.throughput or 0.0 for trial in later if trial.mode == mode] for mode in (best, modes.DEFAULT)]
-    most = min(map(len, found))
-    return found[0][:most], found[1][:most]
+            later.setdefault(trial.mode, []).append(trial.throughput or 0.0)
+    most = min(map(len, later.values()), default=0)
+    return {mode: found[:most] for mode, found in later.items()}
 
 
 def found_for(row: Row, results: Path, microbatches: Sequence[int | None] = (None,)) -> tuple[str | None, str]:

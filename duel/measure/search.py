@@ -3,10 +3,10 @@
 The sides take turns and have the same number of trials at most. The first is ``default``, the second the set that
 ``duel.modes`` has for the kind of device; each later one changes a switch of the fastest mode so far, along with what
 that needs or excludes. Once all of these were tried, it is the next fastest whose switches change, as one may pay only
-without another, and so on until every mode or all trials are used. The fastest mode and ``default`` are then
-measured twice more, in the order A B B A: the fastest of several trials is also the luckiest. They are measured so
-again, up to three times in all, as long as the slower of one does not beat the faster of the other. A mode whose
-evidence is not that of ``default`` on the same side has failed.
+without another, and so on until every mode or all trials are used. The finalists, which are the fastest modes and
+``default``, are then measured twice more, in the order A B C C B A: the fastest of several trials is also the luckiest.
+They are measured so again, up to three times in all, as long as the results of the best overlap with another's. A mode
+whose evidence is not that of ``default`` on the same side has failed.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from duel.states import FAILED
 from duel.switches import OFF, ON, applicable
 from duel.tuned import Choice, Trial
 
-ROUNDS = 3  # of A B B A at most: with one, single processes decide where modes are close
+ROUNDS = 3  # of A B C C B A at most: with one, single processes decide where modes are close
 
 
 def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator[Row]:
@@ -42,9 +42,9 @@ def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator
                 if mode := side.following():
                     yield from side.measured(mode)
         for side in sides:
-            best = tuned.fastest(side.trials)
-            for _ in range(ROUNDS if best != modes.DEFAULT else 0):
-                for mode in (best, modes.DEFAULT, modes.DEFAULT, best):
+            finalists = tuned.finalists(side.trials)
+            for _ in range(ROUNDS if len(finalists) > 1 else 0):
+                for mode in (*finalists, *reversed(finalists)):
                     yield from side.measured(mode)
                 if tuned.decided(side.trials):
                     break
