@@ -18,7 +18,6 @@ from duel.files import FORMAT, Damaged, locked, read_record, write_atomically
 from duel.record import Row
 from duel.states import FINISHED
 
-FINALISTS = 3  # besides default at most
 POINT = ("framework", "benchmark", "size", "precision", "module", "product", "samples", "microbatch")
 
 
@@ -114,18 +113,18 @@ def keep(results: Path, device_name: str, choice: Choice) -> None:
         write_atomically(file, json.dumps(stored, indent=1) + "\n")
 
 
-def finalists(trials: Sequence[Trial]) -> list[str]:
+def finalists(trials: Sequence[Trial], most: int) -> list[str]:
     """Return the modes to be measured again, ``default`` alone if nothing may be faster.
 
-    These are the fastest by their first trials, up to three that are within a fifth of the fastest, as processes of one
-    mode can differ by that, and ``default``.
+    These are the fastest by their first trials, up to ``most`` that are within a fifth of the fastest, as processes of
+    one mode can differ by that, and ``default``.
     """
     first: dict[str, float] = {}
     for trial in trials:
         first.setdefault(trial.mode, trial.throughput or 0.0)
-    most = max(first.values(), default=0.0)
-    near = sorted((mode for mode in first if first[mode] >= 0.8 * most > 0), key=first.__getitem__, reverse=True)
-    return [*(mode for mode in near[:FINALISTS] if mode != modes.DEFAULT), modes.DEFAULT]
+    top = max(first.values(), default=0.0)
+    near = sorted((mode for mode in first if first[mode] >= 0.8 * top > 0), key=first.__getitem__, reverse=True)
+    return [*(mode for mode in near[:most] if mode != modes.DEFAULT), modes.DEFAULT]
 
 
 def chosen(trials: Sequence[Trial]) -> str:

@@ -1,7 +1,9 @@
 """How ``tune`` searches: which modes it tries, which trials count, and when it chooses one."""
 
 import dataclasses
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,14 +81,16 @@ def test_what_a_device_has_not_or_has_twice_is_not_tried() -> None:
 
 def test_what_does_not_run_is_not_the_fastest_and_not_tried_again() -> None:
     trials = [Trial("default", None), Trial(SET, None)]
-    assert tuned.finalists(trials) == ["default"]
+    assert tuned.finalists(trials, 3) == ["default"]
     assert search.following(trials, RESNET50) == "default+compile"
 
 
 def test_all_that_may_be_the_fastest_are_measured_again_and_the_best_of_these_is_chosen() -> None:
     first = [Trial("default", 1.0), Trial("a", 2.0), Trial("b", 1.9), Trial("c", 1.5), Trial("d", 1.7)]
-    assert tuned.finalists(first) == ["a", "b", "d", "default"]
-    order = [*tuned.finalists(first), *reversed(tuned.finalists(first))]
+    assert tuned.finalists(first, 1) == ["a", "default"]
+    finalists = tuned.finalists(first, 3)
+    assert finalists == ["a", "b", "d", "default"]
+    order = [*finalists, *reversed(finalists)]
     speeds = {"a": 1.6, "b": 1.8, "d": 1.7, "default": 1.0}
     again = [*first, *(Trial(mode, speeds[mode]) for mode in order)]
     assert tuned.chosen(again) == "b"
@@ -147,6 +151,25 @@ def test_a_search_repeats_the_last_comparison_at_most_three_times(
         run.write_row(row.replace(run_id=run.id, status=FINISHED, throughput=rate))
     best = modes_tried[1]
     assert modes_tried == ["default", best] + rounds * [best, "default", "default", best]
+
+
+@pytest.mark.parametrize(("seconds", "others", "rounds"), [(30.0, 2, 3), (120.0, 1, 2), (400.0, 1, 1)])
+def test_where_trials_take_long_fewer_modes_are_measured_again_and_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, others: int, rounds: int
+) -> None:
+    clock = itertools.count(step=seconds)
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    run = Results(tmp_path).run("paired_mnist_1_trial-260101-000000-00abcd")
+    planned = [MNIST.replace(framework="jax", mode="default", row=0, point=0)]
+    run.create(planned)
+    tried = []
+    for row in search.rows(run, planned, 3, tmp_path):
+        tried.append(row.mode)
+        run.write_row(row.replace(run_id=run.id, status=FINISHED, throughput=1.1 if len(tried) in (2, 3) else 1.0))
+    assert len(set(tried)) == 3
+    again = tried[3:]
+    assert len(set(again)) == others + 1
+    assert len(again) == rounds * 2 * (others + 1)
 
 
 GPU = {"framework": "jax", "device_kind": "gpu", "device_name": "NVIDIA H100 80GB HBM3"}

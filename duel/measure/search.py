@@ -5,8 +5,9 @@ The sides take turns and have the same number of trials at most. The first is ``
 that needs or excludes. Once all of these were tried, it is the next fastest whose switches change, as one may pay only
 without another, and so on until every mode or all trials are used. The finalists, which are the fastest modes and
 ``default``, are then measured twice more, in the order A B C C B A: the fastest of several trials is also the luckiest.
-They are measured so again, up to three times in all, as long as the results of the best overlap with another's. A mode
-whose evidence is not that of ``default`` on the same side has failed.
+They are measured so again, up to three times in all, as long as the results of the best overlap with another's and the
+repeats of this side have taken less than ten minutes; where trials take so long that a round of all would take more,
+there are fewer finalists. A mode whose evidence is not that of ``default`` on the same side has failed.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ from duel.switches import OFF, ON, applicable
 from duel.tuned import Choice, Trial
 
 ROUNDS = 3  # of A B C C B A at most: with one, single processes decide where modes are close
+FINALISTS = 3  # besides default at most
+REPEAT_SECONDS = 600  # for a side's rounds at a point, though the fastest mode always has one
 
 
 def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator[Row]:
@@ -42,11 +45,11 @@ def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator
                 if mode := side.following():
                     yield from side.measured(mode)
         for side in sides:
-            finalists = tuned.finalists(side.trials)
+            finalists, before = side.finalists(), side.seconds
             for _ in range(ROUNDS if len(finalists) > 1 else 0):
                 for mode in (*finalists, *reversed(finalists)):
                     yield from side.measured(mode)
-                if tuned.decided(side.trials):
+                if tuned.decided(side.trials) or side.seconds - before > REPEAT_SECONDS:
                     break
             side.keep(results)
 
@@ -57,7 +60,7 @@ class _Side:
     def __init__(self, run: Run, planned: Row) -> None:
         self._run, self._planned = run, planned
         self._ended: list[Row] = []
-        self._seconds = 0.0
+        self.seconds = 0.0  # that the trials have taken
 
     @property
     def trials(self) -> list[Trial]:
@@ -75,12 +78,17 @@ class _Side:
         known = next((row for row in self._ended if row.device_kind), None)
         return following(self.trials, known.replace(precision=self._precision)) if known else None
 
+    def finalists(self) -> list[str]:
+        """Return the modes to be measured again, ``default`` among them, as many as a round has time for."""
+        for_round = REPEAT_SECONDS / 2 / max(self.seconds / max(len(self._ended), 1), 1.0)
+        return tuned.finalists(self.trials, min(max(int(for_round) - 1, 1), FINALISTS))
+
     def measured(self, mode: str) -> Iterator[Row]:
         """Yield the row of a trial, which counts once it has been measured."""
         number = len(self._run.rows()) if self._ended else self._planned.row
         since = time.monotonic()
         yield self._planned.replace(row=number, point=number, mode=mode)
-        self._seconds += time.monotonic() - since
+        self.seconds += time.monotonic() - since
         self._ended.append(self._compared([row for row in self._run.rows() if row.point == number][-1]))
 
     def _compared(self, row: Row) -> Row:
@@ -118,7 +126,7 @@ class _Side:
             samples=row.batch_size or 0,
             mode=tuned.chosen(self.trials),
             trials=self.trials,
-            seconds=round(self._seconds, 1),
+            seconds=round(self.seconds, 1),
             framework_version=str(row.framework_version),
             code_sha256=str(row.code_sha256),
             cpus=row.cpus,
