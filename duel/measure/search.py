@@ -80,8 +80,9 @@ class _Side:
 
     def finalists(self) -> list[str]:
         """Return the modes to be measured again, ``default`` among them, as many as a round has time for."""
-        for_round = REPEAT_SECONDS / 2 / max(self.seconds / max(len(self._ended), 1), 1.0)
-        return tuned.finalists(self.trials, min(max(int(for_round) - 1, 1), FINALISTS))
+        each = max(self.seconds / max(len(self._ended), 1), 1.0)
+        besides_default = int(REPEAT_SECONDS / (2 * each)) - 1
+        return tuned.finalists(self.trials, min(max(besides_default, 1), FINALISTS))
 
     def measured(self, mode: str) -> Iterator[Row]:
         """Yield the row of a trial, which counts once it has been measured."""
