@@ -34,19 +34,24 @@ def next_batch(first: int, low: int, high: int, step: int = 1, expected: int = 0
     """Return the batch to try next, a multiple of ``step``, if ``low`` fits and ``high`` does not (0: unknown).
 
     Sizes are doubled from ``first`` until one does not fit, or halved until one does; then the interval between is
-    halved until it is an eighth of the batch. None if that is reached. Near the largest that is ``expected`` to fit, if
-    there is such a guess, what lies a little below and above is tried instead of doubling.
+    halved until it is an eighth of the batch. None if that is reached. If there is a guess of the largest that is
+    ``expected`` to fit, what lies a little below it and a little above is tried first.
     """
-    if not high:
-        near = min(expected * 15 // 16, MOST_AHEAD * low)
-        size = near if low < _round(near, step) else low + max(step, low // 8) if low < expected else 2 * low
-        size = min(size, first << MOST_DOUBLINGS)
+    least = max(step, low // 8)
+    if low and high and high - low <= least:
+        return None
+    near = min(expected * 15 // 16, MOST_AHEAD * (low or high))
+    most = min(high or math.inf, first << MOST_DOUBLINGS)
+    if low + least < near < most:
+        size = near
+    elif near <= low + least < most and low < expected:
+        size = low + least
+    elif not high:
+        size = min(2 * low, first << MOST_DOUBLINGS)
     elif not low:
         size = high // 2
-    elif high - low > max(step, low // 8):
-        size = (low + high) // 2 if high <= 4 * low else math.isqrt(low * high)
     else:
-        return None
+        size = (low + high) // 2 if high <= 4 * low else math.isqrt(low * high)
     size = _round(size, step)
     return size if low < size else None  # what is known to fit is not tried again
 
@@ -60,9 +65,12 @@ def _round(size: int, step: int) -> int:
 
 
 def expected_batch(planned: Mapping[int, int], memory_bytes: int) -> int:
-    """Return the largest batch by the line through the plans of the two largest (bytes by size); 0 without two."""
-    if len(planned) < 2:
+    """Return the largest batch by the line through the plans of the two largest (bytes by size); 0 without a plan.
+
+    If there is one plan, the line is from no memory for no sample.
+    """
+    if not planned:
         return 0
-    (one, its_bytes), (other, more_bytes) = sorted(planned.items())[-2:]
+    (one, its_bytes), (other, more_bytes) = sorted({0: 0, **planned}.items())[-2:]
     each = (more_bytes - its_bytes) / (other - one)
     return int(other + (memory_bytes - more_bytes) / each) if each > 0 else 0

@@ -167,9 +167,10 @@ def largest(cell: Cell, python: str, limit: float, say: Say) -> Iterator[Found]:
         found = compiled(replace(cell, batch_size=size), python, limit)
         yield found
         say(f"batch {size}: {found.outcome}{f', {found.why}' if found.why else ''}")
+        if found.planned_bytes:
+            plans[size] = found.planned_bytes
         if found.outcome == FITS:
             low = size
-            plans[size] = found.planned_bytes or 0
         elif found.outcome == TOO_LARGE:
             high = size
         else:
