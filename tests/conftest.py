@@ -342,8 +342,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     yield
     skipped = [report for report in terminalreporter.getreports("skipped") if NOT_TESTED in str(report.longrepr)]
     if skipped:
-        terminalreporter.write_line(
-            f"{NOT_TESTED}: {len(skipped)} tests; 'make slurm page-tools' installs what they need",
-            yellow=True,
-            bold=True,
-        )
+        targets = sorted({re.findall(r"'make (\S+)' first", str(report.longrepr))[-1] for report in skipped})
+        said = f"{NOT_TESTED}: {len(skipped)} tests; 'make {' '.join(targets)}' installs what they need"
+        terminalreporter.write_line(said, yellow=True, bold=True)
