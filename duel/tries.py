@@ -65,12 +65,14 @@ def _round(size: int, step: int) -> int:
 
 
 def expected_batch(planned: Mapping[int, int], memory_bytes: int) -> int:
-    """Return the largest batch by the line through the plans of the two largest (bytes by size); 0 without a plan.
+    """Return the largest batch by the line through two plans (bytes by size); 0 without a plan.
 
-    If there is one plan, the line is from no memory for no sample.
+    It goes through the two largest that fit, where no memory for no sample counts as one. If none fits, it goes through
+    the smallest: short of memory, a compiler recomputes more, so the line through two that are too large is too flat.
     """
     if not planned:
         return 0
-    (one, its_bytes), (other, more_bytes) = sorted({0: 0, **planned}.items())[-2:]
+    fitting = [plan for plan in sorted(planned.items()) if plan[1] <= memory_bytes]
+    (one, its_bytes), (other, more_bytes) = [(0, 0), *(fitting or [min(planned.items())])][-2:]
     each = (more_bytes - its_bytes) / (other - one)
     return int(other + (memory_bytes - more_bytes) / each) if each > 0 else 0

@@ -40,6 +40,13 @@ def test_a_plan_saves_most_of_the_tries(most: int, bent: float) -> None:
     assert most * 8 / 9 - 1 <= low <= most
 
 
+def test_two_plans_that_are_too_large_do_not_lead_far_below_both() -> None:
+    """As libtpu planned two batches of efficientnet_b0's training for a v6e, in MiB of 32,000."""
+    assert 1100 < expected_batch({1632: 36692, 1312: 35442}, 32000) < 1312
+    assert expected_batch({1632: 36692, 800: 20000, 400: 10000}, 32000) == 1280
+    assert expected_batch({}, 32000) == 0
+
+
 @pytest.mark.parametrize("step", [1, 6])
 def test_no_batch_is_tried_twice_where_the_one_expected_is_next_to_one_that_fits(step: int) -> None:
     """Rounding one down must not come to that which fits."""
