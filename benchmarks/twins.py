@@ -12,8 +12,9 @@ The twin in ``tuned`` (what results/tuned has for the device, else the set for i
   ``tuned`` in PyTorch, compiled in JAX. Those in PyTorch run in the twin's own loop, whose overhead measuring_loop.py
   shows; those in JAX in a separate one.
 
-All in one process, which keeps the memory that it frees (the switch keep_memory): otherwise what runs later would find
-pages mapped that what runs earlier must map, and a search, with a process for each mode, would come to other results.
+All in one process, which keeps the memory that it frees, in huge pages (the switch keep_memory): otherwise what runs
+later would find pages mapped that what runs earlier must map, and a search, with a process for each mode, would come to
+other results.
 
 Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio of the rounds) with its 95 % t
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
@@ -28,6 +29,7 @@ import importlib
 import importlib.metadata
 import math
 import operator
+import os
 import re
 import statistics
 import sys
@@ -323,5 +325,9 @@ if __name__ == "__main__":
 
     if arguments.keep and arguments.public_alone:
         parser.error("--keep needs all comparisons of a point; valid: without --public_alone")
+    from duel.measure.device import keeping
+
+    if "GLIBC_TUNABLES" not in os.environ:  # which is read when a process starts
+        os.execve(sys.executable, sys.orig_argv, keeping(os.environ))
     wanted = [arguments.work] if arguments.work else list(WORKS)
     sys.exit(main(arguments, arguments.benchmark or list(BENCHMARKS), wanted))

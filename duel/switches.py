@@ -200,7 +200,7 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("latency_hiding", "jax", "XLA's latency-hiding scheduler", AS_PASSED, device_kinds=_GPU),
     *(  # the last that a search tries: what keeping saves depends on all others
         Switch(
-            *(KEEP_MEMORY, framework, "glibc keeps what is freed, instead of returning it to the kernel"),
+            *(KEEP_MEMORY, framework, "glibc keeps what is freed, in huge pages if the kernel has them"),
             proof="where a large block lies",
             device_kinds=("cpu",),
             many=False,  # JAX's threads have pools of their own by the time that the processes have met

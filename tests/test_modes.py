@@ -17,7 +17,7 @@ from duel.catalogue import BENCHMARKS, FRAMEWORKS, USE_CASES
 from duel.errors import UserError
 from duel.job import Job
 from duel.measure import attempt, preparing
-from duel.measure.device import ALONE, Device, Setting, World
+from duel.measure.device import ALONE, Device, Setting, World, keeping
 from duel.record import Row
 from duel.switches import AS_PASSED, SWITCHES, applicable
 
@@ -212,6 +212,11 @@ def test_kept_memory_is_that_of_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "from duel.measure.device import *; print(keeps_memory()); keep_memory(); print(keeps_memory())"
     alone = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert alone.stdout.split() == ["False", "True"]
+    large = "from duel.measure.device import *; keep_memory(); block = bytearray(2**28); print(in_huge_pages())"
+    command = [sys.executable, "-c", large]
+    kept = subprocess.run(command, cwd=ROOT, env=keeping(os.environ), capture_output=True, text=True, check=True)
+    given = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # the mode in force is in brackets
+    assert (float(kept.stdout) > 0.9) is (given.exists() and "[never]" not in given.read_text())
     monkeypatch.setattr(preparing, "keep_memory", lambda: None)  # as on musl, which has no mallopt
     with pytest.raises(UserError, match="only glibc's malloc can be told to keep memory; valid here: keep_memory=off"):
         preparing._keep_memory("default+keep_memory")

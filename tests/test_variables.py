@@ -12,6 +12,7 @@ from duel import variables
 from duel.job import Job
 from duel.launch import script
 from duel.launch.schema import Target
+from duel.measure.device import keeping
 
 # The stand-in for an interpreter: it prints the environment that it got.
 PRINTS = "#!/bin/bash\nexec env -0\n"
@@ -142,3 +143,12 @@ def test_a_variable_that_the_target_sets_for_one_side_bars_the_pair(main: Main, 
     for row in found.values():
         assert f"variables (XLA_FLAGS: {FLAGS} | not set)" in row["comparable"]
         assert "TRITON_DEBUG" not in row["comparable"]
+
+
+def test_what_the_target_sets_for_malloc_counts_and_is_recorded() -> None:
+    environment = keeping({})
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert variables.record(environment) == "{}"  # the switch is
+    environment = keeping({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", variables.GIVEN: "GLIBC_TUNABLES"})
+    assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.hugetlb=0"
+    assert list(variables.recorded(variables.record(environment))) == ["GLIBC_TUNABLES"]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from duel import variables
 from duel.catalogue import PRECISIONS, Benchmark
 from duel.measure import gpus, probes
 from duel.recipes import Recipe
@@ -134,6 +135,17 @@ def host_peak_memory() -> tuple[int, str]:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "host_peak_rss"
 
 
+def keeping(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return ``environment`` for a process that will call ``keep_memory``: glibc, from 2.35 on, asks for huge pages.
+
+    It reads this when a process starts, and asks only where the kernel gives huge pages to those who ask (madvise).
+    """
+    name = "GLIBC_TUNABLES"
+    both = ":".join(filter(None, ("glibc.malloc.hugetlb=1", environment.get(name))))  # of two settings the last counts
+    own = environment.get(variables.OWN, "") + ("" if name in environment else f" {name}")
+    return {**environment, name: both, variables.OWN: own}
+
+
 def keep_memory() -> None:
     """Have malloc keep for this process what it frees, in one pool for all threads, as far as it is glibc's.
 
@@ -161,6 +173,22 @@ def keeps_memory() -> bool:
     spans = [line.split()[0].split("-") for line in maps if line.endswith("[heap]")]
     libc.free(ctypes.c_void_p(block))
     return any(int(start, 16) <= block < int(end, 16) for start, end in spans)
+
+
+def in_huge_pages() -> float:
+    """Return which part of malloc's heap that is in memory is in huge pages, from 0 to 1; 0 where none is known."""
+    sizes = {"Rss": 0, "AnonHugePages": 0}  # kB
+    heap = False
+    try:
+        lines = Path("/proc/self/smaps").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    for words in map(str.split, lines):
+        if "-" in words[0]:  # addresses: a mapping begins
+            heap = words[-1] == "[heap]"
+        elif heap and words[0][:-1] in sizes:
+            sizes[words[0][:-1]] += int(words[1])
+    return sizes["AnonHugePages"] / max(sizes["Rss"], 1)
 
 
 def installed(*packages: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from duel.catalogue import PRECISIONS, WEAK
 from duel.errors import UserError
 from duel.files import Damaged, read_object, write_atomically
 from duel.measure import batches, canary, clock, gpus, parameters, probes, timing
-from duel.measure.device import Device, Setting, World, keep_memory, keeps_memory, uncounted_memory
+from duel.measure.device import Device, Setting, World, keep_memory, keeping, keeps_memory, uncounted_memory
 from duel.measure.measurement import Columns, Measurement, Skip
 from duel.measure.watch import Watch
 from duel.options import SAFETENSORS
@@ -177,8 +177,9 @@ def _keep_memory(mode: str) -> None:
     if not keeps_memory():
         raise UserError(f"--mode {mode}: only glibc's malloc can be told to keep memory; valid here: {KEEP_MEMORY}=off")
     sys.stdout.flush()
-    given = (line.split(b"=", 1) for line in Path("/proc/self/environ").read_bytes().split(b"\0") if b"=" in line)
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:], f"--{KEEP_MEMORY}"], dict(given))
+    lines = os.fsdecode(Path("/proc/self/environ").read_bytes()).split("\0")
+    given = keeping(dict(line.split("=", 1) for line in lines if "=" in line))
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:], f"--{KEEP_MEMORY}"], given)
 
 
 def load(m: Measurement, made: batches.Pool | None = None) -> Columns:

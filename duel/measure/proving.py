@@ -13,7 +13,7 @@ from duel import certificate, modes
 from duel.catalogue import PER_SAMPLE, TRAIN, USE_CASES
 from duel.evidence import ROUNDING
 from duel.measure import clock, evidence, parameters, probes, timing, validation
-from duel.measure.device import keeps_memory, uncounted_memory
+from duel.measure.device import in_huge_pages, keeps_memory, uncounted_memory
 from duel.measure.measurement import Columns, Measurement
 from duel.measure.preparing import initial_weights
 from duel.options import SAFETENSORS
@@ -132,7 +132,8 @@ def check_switches(m: Measurement) -> Columns:
     asked, cpus = switches.get("threads", "all"), len(probes.usable_cpus())
     m.proofs |= {"threads": (asked if asked == "all" else str(cpus), f"affinity, {cpus} CPUs")} | m.work.observed()
     kept = keeps_memory()  # also without the switch, if the target's set-up arranges for it
-    shown_by = f"a large block lies {'in the heap' if kept else 'in a mapping of its own'}"
+    shown_by = f"a large block lies in {'the heap' if kept else 'a mapping of its own'}"
+    shown_by += f", {in_huge_pages():.0%} of the heap in huge pages" if kept else ""
     shown_by += f", {m.page_faults:.0f} page faults a step" if m.page_faults is not None else ""
     m.proofs[KEEP_MEMORY] = (ON if kept and m.setting.on(KEEP_MEMORY) else OFF, shown_by)
     return {"proofs": json.dumps(modes.in_force(switches, m.proofs))}
