@@ -303,6 +303,7 @@ def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
                 text, holds = (loop, False) if isinstance(loop, str) else told(times[TWIN], times[label])
                 print(f"    {label:55} {text}", flush=True)
                 held = held and holds
+            print(f"    {device.in_huge_pages():.0%} of the heap in huge pages", flush=True)
             if args.keep:
                 keep(point, work, found, times)
     return 0 if held else 1
