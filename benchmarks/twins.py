@@ -20,7 +20,8 @@ Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
 go on for up to ten times as long: with so many looks, an interval that just meets the bound covers less than 95 %. What
 cannot run with the installed packages is listed with the reason. Exit code 1 if a bound is exceeded, or a public
-model did not run. With ``--keep`` the point's lines replace those in twins.csv, which docs/models.md shows.
+model did not run. With ``--keep`` the point's lines join those of the same device, mode, version and code in twins.csv,
+so that no run is chosen over another, and replace what is there of others; docs/models.md shows the worst.
 """
 
 import argparse
@@ -50,6 +51,7 @@ LONGER = 10  # times the seconds, for what is not decided
 BOUND = 1.05
 TWIN = "twin, tuned"
 KEPT = "+keep_memory"
+SAME = ("batch", "mode", "device", "version", "code_sha256")  # of the runs that the records keep of a point
 
 Loop = Callable[[int], float]  # seconds for a number of steps
 
@@ -244,7 +246,7 @@ def told(twin: list[float], other: list[float]) -> tuple[str, bool]:
 
 
 def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str, list[float]]) -> None:
-    """Replace what the records have of ``point`` by the lines of this run."""
+    """Add the lines of this run to the records, and take out those of ``point`` in another mode or with other code."""
     from duel import certificate, files
     from duel.catalogue import FRAMEWORKS
 
@@ -257,7 +259,7 @@ def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str,
         "mode": point.tuned,
         "milliseconds": f"{1e3 * statistics.median(times[TWIN]):.3f}",
         "device": str(point.row.device_name),
-        "measured": files.utc()[:10],
+        "measured": files.utc(),
         "version": importlib.metadata.version(FRAMEWORKS[framework]),
         "code_sha256": certificate.code_sha256(name, "full"),
     }
@@ -270,14 +272,14 @@ def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str,
         else:
             line["reason"] = str(found[other])
         lines.append(line)
-    key = operator.itemgetter("framework", "benchmark", "work")
+    key, same = operator.itemgetter("framework", "benchmark", "work"), operator.itemgetter(*SAME)
     with RECORDS.open("a+", newline="") as file:
         file.seek(0)
-        lines += [line for line in csv.DictReader(file) if key(line) != key(common)]
+        lines += [line for line in csv.DictReader(file) if key(line) != key(common) or same(line) == same(common)]
         file.truncate(0)
         writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(sorted(lines, key=key))
+        writer.writerows(sorted(lines, key=lambda line: (*key(line), line["measured"])))
 
 
 def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:

@@ -161,24 +161,26 @@ def twins() -> str:
     with (ROOT / "benchmarks" / "twins.csv").open(newline="") as file:
         kept = list(csv.DictReader(file))
     measured = [line for line in kept if line["high"]]
-    points: dict[str, dict[str, dict[str, str]]] = {}
+    points: dict[str, dict[str, list[dict[str, str]]]] = {}
     for line in sorted(measured, key=lambda line: float(line["high"])):
         name = f"{line['benchmark']} {line['work']}, batch {line['batch']}"
-        points.setdefault(name, {})[line["framework"]] = line  # the highest is the last
+        points.setdefault(name, {}).setdefault(line["framework"], []).append(line)
     lines = ["| point | JAX: mode; beside | ratio | PyTorch: mode; beside | ratio |", "|---|---|---|---|---|"]
     for name, found in sorted(points.items()):
-        cells = [cell for framework in FRAMEWORKS for cell in _nearest(found.get(framework))]
+        cells = [cell for framework in FRAMEWORKS for cell in _nearest(found.get(framework, []))]
         lines.append(f"| {' | '.join([name, *cells])} |")
-    sources = {f"{line['device']}, {line['framework']} {line['version']}, {line['measured']}" for line in measured}
-    failed = [f"- {one['benchmark']} {one['work']}, {one['other']}: {one['reason']}" for one in kept if one["reason"]]
-    return "\n".join([*lines, "", f"Measured on {'; '.join(sorted(sources))}.", "", *failed]).rstrip() + "\n"
+    sources = {f"{line['device']}, {line['framework']} {line['version']}, {line['measured'][:10]}" for line in measured}
+    failed = {f"- {one['benchmark']} {one['work']}, {one['other']}: {one['reason']}" for one in kept if one["reason"]}
+    return "\n".join([*lines, "", f"Measured on {'; '.join(sorted(sources))}.", "", *sorted(failed)]).rstrip() + "\n"
 
 
-def _nearest(line: dict[str, str] | None) -> tuple[str, str]:
-    if line is None:
+def _nearest(lines: list[dict[str, str]]) -> tuple[str, str]:
+    if not lines:
         return "", ""
+    line, runs = lines[-1], len({line["measured"] for line in lines})  # the highest is the last
+    of = f", of {runs} runs" if runs > 1 else ""
     ratio, low, high = (f"{float(line[end]):.3f}" for end in ("ratio", "low", "high"))
-    return f"`{line['mode']}`; {line['other']}", f"{ratio} [{low}, {high}]"
+    return f"`{line['mode']}`; {line['other']}", f"{ratio} [{low}, {high}]{of}"
 
 
 def between(text: str, mark: str, new: str) -> str:
