@@ -269,7 +269,7 @@ def test_only_what_makes_a_claim_or_a_choice_is_measured_again() -> None:
 
     assert retries(set()) == retries({2}) == 4
     assert retries({3}) == retries(set(), preset="smoke") == retries(set(), framework="jax") == 0
-    assert (retries(set(), trials=8), retries({2}, trials=8)) == (1, 0)
+    assert [retries(set(range(lost)), trials=8) for lost in range(4)] == [2, 2, 2, 0]  # then the machine is busy
 
 
 def test_efficiency_is_relative_to_as_many_devices_alone() -> None:

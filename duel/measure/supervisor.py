@@ -37,7 +37,8 @@ from duel.table import evidence, update
 from duel.tries import counted
 
 RETRIES = 4  # further tries at a row that others disturb
-TRIAL_RETRIES = 1  # and at a trial of a search, which is one of many
+TRIAL_RETRIES = 2  # and at a trial of a search, which is one of many
+IN_VAIN = 3  # trials of a search that stayed disturbed: the machine is busy
 USER_ERROR = 2
 STOPS = (signal.SIGTERM, signal.SIGINT, *ranks.WARNINGS)  # with Slurm's preemption and scancel, and Ctrl-C
 
@@ -184,12 +185,9 @@ class _Work:
                     print(f"profile: row {(row.row or 0) + 1} has none: {error}", flush=True)
 
     def _retries(self, row: Row, lost: set[int | None]) -> int:
-        """Return how often ``row`` may be measured again if others disturb it; not in ``lost`` points.
-
-        In a search not once that did not help: the machine is busy.
-        """
+        """Return how often ``row`` may be measured again if others disturb it; not in ``lost`` points."""
         if self._job.trials:
-            return 0 if lost else TRIAL_RETRIES
+            return TRIAL_RETRIES if len(lost) < IN_VAIN else 0
         claims = self._job.framework == PAIRED and PRESETS[self._job.preset].thorough
         return RETRIES if claims and row.point not in lost else 0
 
