@@ -20,8 +20,10 @@ Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio
 interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
 go on for up to ten times as long: with so many looks, an interval that just meets the bound covers less than 95 %. What
 cannot run with the installed packages is listed with the reason. Exit code 1 if a bound is exceeded, or a public
-model did not run. With ``--keep`` the point's lines join those of the same device, mode, version and code in twins.csv,
-so that no run is chosen over another, and replace what is there of others; docs/models.md shows the worst.
+model did not run. With ``--keep`` the lines join those of the same point, mode, version and code in twins.csv, so that
+no run is chosen over another, and replace those of that point and device in another mode, version or code. Another
+device's lines stay. docs/models.md shows what is nearest the bound at each point and device, from three runs on by an
+interval over the runs.
 """
 
 import argparse
@@ -51,7 +53,8 @@ LONGER = 10  # times the seconds, for what is not decided
 BOUND = 1.05
 TWIN = "twin, tuned"
 KEPT = "+keep_memory"
-SAME = ("batch", "mode", "device", "version", "code_sha256")  # of the runs that the records keep of a point
+POINT = ("framework", "benchmark", "work", "device")
+SAME = ("batch", "mode", "version", "code_sha256")  # of the runs that the records keep of a point
 
 Loop = Callable[[int], float]  # seconds for a number of steps
 
@@ -228,7 +231,7 @@ def _decided(low: float, ratio: float, high: float) -> bool:
 
 
 def interval(twin: list[float], other: list[float]) -> tuple[float, float, float]:
-    """Return the ratio of the rounds that both have, between the ends of its 95 % interval."""
+    """Return the ratio of the rounds that both have, between the ends of its 95 % interval within this process."""
     from scipy import stats
 
     logs = [math.log(a / b) for a, b in zip(twin, other, strict=False)]
@@ -246,7 +249,7 @@ def told(twin: list[float], other: list[float]) -> tuple[str, bool]:
 
 
 def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str, list[float]]) -> None:
-    """Add the lines of this run to the records, and take out those of ``point`` in another mode or with other code."""
+    """Add this run's lines to the records; take out this device's of ``point`` in another mode or with other code."""
     from duel import certificate, files
     from duel.catalogue import FRAMEWORKS
 
@@ -272,7 +275,7 @@ def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str,
         else:
             line["reason"] = str(found[other])
         lines.append(line)
-    key, same = operator.itemgetter("framework", "benchmark", "work"), operator.itemgetter(*SAME)
+    key, same = operator.itemgetter(*POINT), operator.itemgetter(*SAME)
     with RECORDS.open("a+", newline="") as file:
         file.seek(0)
         lines += [line for line in csv.DictReader(file) if key(line) != key(common) or same(line) == same(common)]

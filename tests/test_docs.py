@@ -1,17 +1,23 @@
 """The documentation: its links, commands and examples hold, and every key of cluster.yaml is explained."""
 
 import contextlib
+import csv
+import importlib.metadata
 import io
+import math
 import re
 import shlex
+import statistics
 import subprocess
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import twins
 from conftest import ROOT
 from golden import regenerate
 from playwright.sync_api import Browser
@@ -19,10 +25,11 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 from test_parity import RATE, example
 
-from duel.catalogue import FRAMEWORKS
+from duel.catalogue import BENCHMARKS, FRAMEWORKS
 from duel.cli import main as cli
 from duel.job import Job
 from duel.launch import cluster, directives, schema, script, study, values
+from duel.record import Row
 from duel.report.parity import deviations
 from duel.results import Results
 
@@ -51,6 +58,39 @@ def test_every_switch_is_in_the_table_of_modes() -> None:
 def test_the_table_of_what_is_faster_than_the_twins_is_of_its_records() -> None:
     text = (ROOT / "docs" / "models.md").read_text()
     assert regenerate.between(text, "twins", regenerate.twins()) == text, regenerate.REMEDY
+
+
+def test_each_run_of_twins_stays_until_its_device_has_another_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twins, "RECORDS", tmp_path / "twins.csv")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _package: "0.10.2")
+
+    def kept(device: str, mode: str) -> list[tuple[str, str]]:
+        row = Row(framework="jax", batch_size=32, device_name=device)
+        point = types.SimpleNamespace(row=row, benchmark=BENCHMARKS["mnist"], tuned=mode)
+        found = {twins.TWIN: len, "twin, default": len, "flax": "does not run"}
+        twins.keep(point, "inference", found, {twins.TWIN: [1.0, 1.1, 1.0], "twin, default": [1.0, 1.0, 1.1]})
+        with twins.RECORDS.open(newline="") as file:
+            lines = list(csv.DictReader(file))
+        assert [line["reason"] for line in lines if line["other"] == "flax"] == ["does not run"] * (len(lines) // 2)
+        return sorted((line["device"], line["mode"]) for line in lines if line["other"] == "twin, default")
+
+    assert kept("an old CPU", "default") == [("an old CPU", "default")]
+    assert kept("an old CPU", "default") == [("an old CPU", "default")] * 2
+    assert kept("a new CPU", "tuned") == [("a new CPU", "tuned"), *[("an old CPU", "default")] * 2]
+    assert kept("an old CPU", "tuned") == [("a new CPU", "tuned"), ("an old CPU", "tuned")]
+
+
+def test_from_three_runs_of_twins_on_the_interval_is_over_the_runs() -> None:
+    runs = [(1.087, 1.106, 1.126), (0.988, 1.018, 1.049), (1.050, 1.062, 1.074)]
+    assert regenerate.over_runs(runs[:2]) == runs[0]
+    t = 4.302653  # of two degrees of freedom
+    logs = [math.log(ratio) for _, ratio, _ in runs]
+    half = t * statistics.stdev(logs) / math.sqrt(3)
+    expected = [math.exp(statistics.fmean(logs) + side * half) for side in (-1, 0, 1)]
+    assert regenerate.over_runs(runs) == pytest.approx(expected)
+    assert expected == pytest.approx([0.958, 1.061, 1.177], abs=1e-3)
 
 
 def fragments(page: Path) -> list[str]:
