@@ -128,32 +128,37 @@ def finalists(trials: Sequence[Trial], most: int) -> list[str]:
 
 
 def chosen(trials: Sequence[Trial]) -> str:
-    """Return the finalist that was the fastest when all were measured again; ``default`` if that or nothing else ran.
+    """Return the finalist that was the fastest when it was measured again; ``default`` if that or nothing else ran.
 
-    By the mean of logarithms, from which a steady drift cancels in the order A B C C B A.
+    By the mean of logarithms, from which a steady drift cancels in the order A B C C B A, among those that were
+    measured to the end.
     """
-    ran = {mode: sum(map(math.log, found)) for mode, found in again(trials).items() if all(found)}
-    return max(ran, key=lambda mode: (ran[mode], mode == modes.DEFAULT)) if modes.DEFAULT in ran else modes.DEFAULT
+    later = again(trials)
+    if not all(later.get(modes.DEFAULT, [0.0])):
+        return modes.DEFAULT
+    most = max(map(len, later.values()))
+    ran = {mode: sum(map(math.log, found)) for mode, found in later.items() if len(found) == most and all(found)}
+    return max(ran, key=lambda mode: (ran[mode], mode == modes.DEFAULT), default=modes.DEFAULT)
 
 
-def decided(trials: Sequence[Trial]) -> bool:
-    """Whether the slowest result of the chosen mode is above every other's, or a further round can change nothing."""
-    ran, best = {mode: found for mode, found in again(trials).items() if all(found)}, chosen(trials)
-    others = [speed for mode in ran if mode != best for speed in ran[mode]]
-    return modes.DEFAULT not in ran or min(ran[best]) > max(others, default=0.0)
+def contenders(trials: Sequence[Trial]) -> list[str]:
+    """Return the finalists that may still be the fastest: the chosen one, and those whose results overlap with its."""
+    later, best = again(trials), chosen(trials)
+    reached = later.get(best, [0.0])
+    near = [mode for mode, found in later.items() if len(found) == len(reached) and max(found) >= min(reached)]
+    return [mode for mode in near if all(later[mode])] if all(reached) else [best]
 
 
 def again(trials: Sequence[Trial]) -> dict[str, list[float]]:
     """Return the throughputs of the finalists but for their first trials, which made them finalists.
 
-    As many of each; 0 is one that did not run.
+    0 is one that did not run.
     """
     later: dict[str, list[float]] = {}
     for place, trial in enumerate(trials):
         if trial.mode in [other.mode for other in trials[:place]]:
             later.setdefault(trial.mode, []).append(trial.throughput or 0.0)
-    most = min(map(len, later.values()), default=0)
-    return {mode: found[:most] for mode, found in later.items()}
+    return later
 
 
 def found_for(row: Row, results: Path, microbatches: Sequence[int | None] = (None,)) -> tuple[str | None, str]:

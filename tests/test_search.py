@@ -94,8 +94,12 @@ def test_all_that_may_be_the_fastest_are_measured_again_and_the_best_of_these_is
     speeds = {"a": 1.6, "b": 1.8, "d": 1.7, "default": 1.0}
     again = [*first, *(Trial(mode, speeds[mode]) for mode in order)]
     assert tuned.chosen(again) == "b"
-    assert tuned.decided(again)
-    assert not tuned.decided([*again[:-1], Trial("a", 1.9)])
+    assert tuned.contenders(again) == ["b"]
+    overlapping = [*again[:-1], Trial("a", 1.9)]
+    assert tuned.contenders(overlapping) == ["a", "b"]
+    last = [*overlapping, *(Trial(mode, speed) for mode, speed in [("a", 1.65), ("b", 1.5), ("b", 1.6), ("a", 1.65)])]
+    assert tuned.chosen(last) == "a"  # d, whose mean is higher, was out after the first round
+    assert tuned.contenders(last) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_the_fastest_must_be_faster_when_measured_again(again: list[float | None
     ],
 )
 def test_modes_that_overlap_are_measured_once_more(again: list[float | None], decided: bool) -> None:
-    assert tuned.decided(measured_again(again)) == decided
+    assert (len(tuned.contenders(measured_again(again))) == 1) == decided
 
 
 @pytest.mark.parametrize(
@@ -170,6 +174,22 @@ def test_where_trials_take_long_fewer_modes_are_measured_again_and_less_often(
     again = tried[3:]
     assert len(set(again)) == others + 1
     assert len(again) == rounds * 2 * (others + 1)
+
+
+def test_only_what_overlaps_with_the_best_is_measured_once_more_and_default(tmp_path: Path) -> None:
+    run = Results(tmp_path).run("paired_resnet50_1_trial-260101-000000-00abcd")
+    planned = [RESNET50.replace(mode="default", row=0, point=0, batch_size=8, device_name="a CPU")]
+    run.create(planned)
+    rates = [[1.65] * 7, [2.0, 1.9, 2.2, 2.1, 2.1, 2.2, 2.2], [1.8, 2.0, 2.1, 1.8, 1.8, 1.8, 1.8], [1.7, 1.75, 1.75]]
+    tried: list[str] = []
+    for row in search.rows(run, planned, 4, tmp_path):
+        tried.append(str(row.mode))
+        every = list(dict.fromkeys(tried))  # in the order of their first trials
+        rate = rates[every.index(tried[-1])][tried.count(tried[-1]) - 1]
+        run.write_row(row.replace(run_id=run.id, status=FINISHED, throughput=rate))
+    default, best, near, far = tried[:4]
+    first, second = [best, near, far, default], [best, near, default]
+    assert tried[4:] == [*first, *first[::-1], *second, *second[::-1], *second, *second[::-1]]
 
 
 GPU = {"framework": "jax", "device_kind": "gpu", "device_name": "NVIDIA H100 80GB HBM3"}

@@ -5,9 +5,10 @@ The sides take turns and have the same number of trials at most. The first is ``
 that needs or excludes. Once all of these were tried, it is the next fastest whose switches change, as one may pay only
 without another, and so on until every mode or all trials are used. The finalists, which are the fastest modes and
 ``default``, are then measured twice more, in the order A B C C B A: the fastest of several trials is also the luckiest.
-They are measured so again, up to three times in all, as long as the results of the best overlap with another's and the
-repeats of this side have taken less than ten minutes; where trials take so long that a round of all would take more,
-there are fewer finalists. A mode whose evidence is not that of ``default`` on the same side has failed.
+The best of these, those whose results overlap with its, and ``default`` are measured so again, up to three times in
+all, as long as there are several that overlap and the repeats of this side have taken less than ten minutes; where
+trials take so long that a round of all would take more, there are fewer finalists. A mode whose evidence is not that of
+``default`` on the same side has failed.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from duel.switches import OFF, ON, applicable
 from duel.tuned import Choice, Trial
 
 ROUNDS = 3  # of A B C C B A at most: with one, single processes decide where modes are close
-FINALISTS = 3  # besides default at most
+FINALISTS = 5  # besides default at most: the first trials of two modes say little where processes differ by 8 %
 REPEAT_SECONDS = 600  # for a side's rounds at a point, though the fastest mode always has one
 
 
@@ -45,12 +46,14 @@ def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator
                 if mode := side.following():
                     yield from side.measured(mode)
         for side in sides:
-            finalists, before = side.finalists(), side.seconds
-            for _ in range(ROUNDS if len(finalists) > 1 else 0):
+            near, before = side.finalists(), side.seconds
+            for _ in range(ROUNDS):
+                if len(near) < 2 or side.seconds - before > REPEAT_SECONDS:
+                    break
+                finalists = dict.fromkeys((*near, modes.DEFAULT))  # what is chosen must not be slower than default
                 for mode in (*finalists, *reversed(finalists)):
                     yield from side.measured(mode)
-                if tuned.decided(side.trials) or side.seconds - before > REPEAT_SECONDS:
-                    break
+                near = tuned.contenders(side.trials)
             side.keep(results)
 
 
