@@ -28,7 +28,7 @@ from duel.switches import OFF, ON, applicable
 from duel.tuned import Choice, Trial
 
 ROUNDS = 3  # of A B C C B A at most: with one, single processes decide where modes are close
-FINALISTS = 5  # besides default at most: the first trials of two modes say little where processes differ by 8 %
+FINALISTS = 5  # besides default at most: one trial of each tells little, as processes of a mode may differ by a quarter
 REPEAT_SECONDS = 600  # for a side's rounds at a point, though the fastest mode always has one
 
 
