@@ -93,6 +93,19 @@ def test_from_three_runs_of_twins_on_the_interval_is_over_the_runs() -> None:
     assert expected == pytest.approx([0.958, 1.061, 1.177], abs=1e-3)
 
 
+def test_a_point_of_twins_beside_which_something_did_not_run_does_not_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regenerate, "ROOT", tmp_path)
+    (tmp_path / "benchmarks").mkdir()
+    point = "framework,benchmark,work,batch,mode,device,measured,version,other,low,ratio,high,reason\n"
+    line = "jax,mnist,inference,32,default,a CPU,2026-12-02,0.10.2,{}\n"
+    lines = [line.format('"twin, default",0.9,1.0,1.04,'), line.format("flax,,,,does not run")]
+    for most, said in [(1, "On a CPU, 1 of 1 hold the bound."), (2, "On a CPU, 0 of 1 hold the bound.")]:
+        (tmp_path / "benchmarks" / "twins.csv").write_text(point + "".join(lines[:most]))
+        assert said in regenerate.twins()
+
+
 def fragments(page: Path) -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 

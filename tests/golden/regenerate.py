@@ -167,22 +167,29 @@ def twins() -> str:
     measured = [line for line in kept if line["high"]]
     points: dict[tuple[str, str], dict[str, dict[str, list[Ends]]]] = {}  # by framework, then by what is beside it
     for line in measured:
-        name = f"{line['benchmark']} {line['work']}, batch {line['batch']}"
-        beside = points.setdefault((name, line["device"]), {}).setdefault(line["framework"], {})
+        name, device, framework = _point(line)
+        beside = points.setdefault((name, device), {}).setdefault(framework, {})
         ends = float(line["low"]), float(line["ratio"]), float(line["high"])
         beside.setdefault(f"`{line['mode']}`; {line['other']}", []).append(ends)
     lines = ["| point | CPU | JAX: mode; beside | ratio | PyTorch: mode; beside | ratio |", "|---|---|---|---|---|---|"]
+    incomplete = {_point(line) for line in kept if line["reason"]}
     held: dict[str, list[bool]] = {}
     for (name, device), found in sorted(points.items()):
         nearest = {framework: _nearest(beside) for framework, beside in found.items()}
         cells = [cell for framework in FRAMEWORKS for cell in nearest.get(framework, ("", "", True))[:2]]
         lines.append(f"| {' | '.join([name, device, *cells])} |")
-        held.setdefault(device, []).extend(holds for _, _, holds in nearest.values())
+        for framework, (_, _, holds) in nearest.items():
+            held.setdefault(device, []).append(holds and (name, device, framework) not in incomplete)
     sources = {f"{line['device']}, {line['framework']} {line['version']}, {line['measured'][:10]}" for line in measured}
     counts = [f"On {device}, {sum(held[device])} of {len(held[device])} hold the bound." for device in sorted(held)]
     failed = {f"- {one['benchmark']} {one['work']}, {one['other']}: {one['reason']}" for one in kept if one["reason"]}
     told = [*lines, "", f"Measured on {'; '.join(sorted(sources))}.", "", *counts, "", *sorted(failed)]
     return "\n".join(told).rstrip() + "\n"
+
+
+def _point(line: dict[str, str]) -> tuple[str, str, str]:
+    """Its name, the device and the framework."""
+    return f"{line['benchmark']} {line['work']}, batch {line['batch']}", line["device"], line["framework"]
 
 
 def _nearest(beside: dict[str, list[Ends]]) -> tuple[str, str, bool]:
