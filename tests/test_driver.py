@@ -143,12 +143,16 @@ def check_environment(checkout: Path, row: dict[str, str], other: str) -> None:
 
 
 def check_curves(checkout: Path, rows: list[dict[str, str]]) -> None:
-    """Both learn alike: fp32 losses of the first 50 steps."""
+    """Both learn alike: fp32 losses of the first ten steps.
+
+    Not of more: of 60 curves from weights moved by one rounding, all had the first ten to 1.1e-7, and 18 were off by
+    more than 1e-3 within 50.
+    """
     curves = [
         [event["loss"] for event in run_of(checkout, row).events()[0] if event["event"] == "loss"] for row in rows
     ]
     assert len(curves[0]) == len(curves[1]) == 400
-    assert all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(curves[0][:50], curves[1][:50], strict=True))
+    assert curves[0][:10] == pytest.approx(curves[1][:10], rel=1e-5)
 
 
 def check_wandb(checkout: Path, rows: list[dict[str, str]]) -> None:
