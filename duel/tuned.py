@@ -123,8 +123,8 @@ def finalists(trials: Sequence[Trial], most: int) -> list[str]:
     for trial in trials:
         first.setdefault(trial.mode, trial.throughput or 0.0)
     top = max(first.values(), default=0.0)
-    near = sorted((mode for mode in first if first[mode] >= 0.8 * top > 0), key=first.__getitem__, reverse=True)
-    return [*(mode for mode in near[:most] if mode != modes.DEFAULT), modes.DEFAULT]
+    near = [mode for mode in first if mode != modes.DEFAULT and first[mode] >= 0.8 * top > 0]
+    return [*sorted(near, key=first.__getitem__, reverse=True)[:most], modes.DEFAULT]
 
 
 def chosen(trials: Sequence[Trial]) -> str:

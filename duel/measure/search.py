@@ -7,8 +7,8 @@ without another, and so on until every mode or all trials are used. The finalist
 ``default``, are then measured twice more, in the order A B C C B A: the fastest of several trials is also the luckiest.
 The best of these, those whose results overlap with its, and ``default`` are measured so again, up to three times in
 all, as long as there are several that overlap and the repeats of this side have taken less than ten minutes; where
-trials take so long that a round of all would take more, there are fewer finalists. A mode whose evidence is not that of
-``default`` on the same side has failed.
+trials take so long that a round of all would take more, there are fewer finalists, though two besides ``default`` at
+least. A mode whose evidence is not that of ``default`` on the same side has failed.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ from duel.tuned import Choice, Trial
 
 ROUNDS = 3  # of A B C C B A at most: with one, single processes decide where modes are close
 FINALISTS = 5  # besides default at most: one trial of each tells little, as processes of a mode may differ by a quarter
-REPEAT_SECONDS = 600  # for a side's rounds at a point, though the fastest mode always has one
+FEWEST = 2  # besides default, however long a trial takes: one lucky trial must not be all that decides between modes
+REPEAT_SECONDS = 600  # for a side's rounds at a point, though there is always one
 
 
 def rows(run: Run, planned: Sequence[Row], most: int, results: Path) -> Iterator[Row]:
@@ -85,7 +86,7 @@ class _Side:
         """Return the modes to be measured again, ``default`` among them, as many as a round has time for."""
         each = max(self.seconds / max(len(self._ended), 1), 1.0)
         besides_default = int(REPEAT_SECONDS / (2 * each)) - 1
-        return tuned.finalists(self.trials, min(max(besides_default, 1), FINALISTS))
+        return tuned.finalists(self.trials, min(max(besides_default, FEWEST), FINALISTS))
 
     def measured(self, mode: str) -> Iterator[Row]:
         """Yield the row of a trial, which counts once it has been measured."""
