@@ -154,7 +154,7 @@ def test_cora_is_one_graph_with_a_split(tmp_path: Path) -> None:
     assert chosen.sum() == 200
     assert not (chosen & held).any()
     inputs = fitted(BENCHMARKS["gcn"], "full", found).sizes["full"].inputs
-    assert inputs.edges == len(edges) - 240  # type: ignore[union-attr]
+    assert inputs.edges == len(edges) - 240  # type: ignore[union-attr]  # other kinds of inputs have none
 
 
 def test_damaged_cora_is_named(tmp_path: Path) -> None:

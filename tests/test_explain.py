@@ -21,7 +21,7 @@ from duel.trace import Kernel, Operation, Trace, shared
 
 
 def kernel(start: float, end: float, name: str = "add", **more: object) -> Kernel:
-    return Kernel(name, start, end, (Operation(name),), **more)  # type: ignore[arg-type]
+    return Kernel(name, start, end, (Operation(name),), **more)  # type: ignore[arg-type]  # mypy takes one type for all
 
 
 def test_kernels_that_run_together_share_the_time_and_nothing_is_idle() -> None:

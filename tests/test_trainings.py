@@ -185,7 +185,7 @@ def killed_until_done(main: Main, checkout: Path, framework: str, kills: int, ep
         again = main("resubmit", run.id, **environment)
         assert "continues" in again.stdout, again.stdout + again.stderr
         begun = time.time()
-        wait_for(lambda begun=begun: run.stored_status().updated > begun and "training" in run.stored_status().phase)  # type: ignore[misc]
+        wait_for(lambda begun=begun: run.stored_status().updated > begun and "training" in run.stored_status().phase)  # type: ignore[misc]  # mypy infers no type for it
     wait_for(lambda: run.status().state in TERMINAL)
     assert run.status().state == FINISHED
     assert done == kills, "the training ended before"
