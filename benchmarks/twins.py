@@ -16,18 +16,20 @@ All in one process, which keeps the memory that it frees, in huge pages (the swi
 later would find pages mapped that what runs earlier must map, and a search, with a process for each mode, would come to
 other results.
 
-Blocks of all of them alternate, back and forth. The ratio is exp(mean log ratio of the rounds) with its 95 % t
-interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an interval does not decide
-go on for up to ten times as long: with so many looks, an interval that just meets the bound covers less than 95 %. What
-cannot run with the installed packages is listed with the reason. Exit code 1 if a bound is exceeded, or a public
-model did not run. With ``--keep`` the lines join those of the same point, mode, version and code in twins.csv, so that
-no run is chosen over another, and replace those of that point and device in another mode, version or code. Another
-device's lines stay. docs/models.md shows what is nearest the bound at each point and device, from three runs on by an
-interval over the runs.
+Each alternates with the twin in blocks, back and forth, one after the other. The ratio is exp(mean log ratio of the
+rounds) with its 95 % t interval; above 1 the twin is slower, and the upper bound must be at most 1.05. Those that an
+interval does not decide go on for up to ten times as long: with so many looks, an interval that just meets the bound
+covers less than 95 %. What cannot run with the installed packages is listed with the reason. Exit code 1 if a bound is
+exceeded, or something did not run. With ``--keep`` the lines join those of the same point, mode, version and code in
+twins.csv, so that no run is chosen over another, and replace those of that point and device in another mode, version
+or code. Another device's lines stay. docs/models.md shows what is nearest the bound at each point and device, from
+three runs on by an interval over the runs.
 """
 
 import argparse
 import csv
+import functools
+import gc
 import importlib
 import importlib.metadata
 import math
@@ -51,12 +53,13 @@ BLOCK_SECONDS = 0.1
 FEWEST = 6  # rounds
 LONGER = 10  # times the seconds, for what is not decided
 BOUND = 1.05
-TWIN = "twin, tuned"
 KEPT = "+keep_memory"
 POINT = ("framework", "benchmark", "work", "device")
 SAME = ("batch", "mode", "version", "code_sha256")  # of the runs that the records keep of a point
 
 Loop = Callable[[int], float]  # seconds for a number of steps
+Build = Callable[[], Loop]
+Times = tuple[list[float], list[float]]  # seconds of a step in each block: the twin's and the other's
 
 
 class Point:
@@ -99,15 +102,19 @@ class Point:
         # PyTorch's attention is set for the whole process, in which others are timed, too.
         return "tuned" if self.row.framework == "pytorch" and "attention" in found else found
 
+    def switches(self, mode: str) -> dict[str, str]:
+        """Return every switch with its value under ``mode``."""
+        from duel import modes
+
+        framework = str(self.row.framework)
+        return modes.settings(mode, framework, self.benchmark.name, self.use_case.number, "fp32", "cpu")
+
     def loop(self, mode: str, model: Any = None) -> Loop:
         """Return the twin's loop over the twin, or over ``model``, which has the same inputs and outputs."""
-        from duel import modes
         from duel.measure import parameters
         from duel.measure.device import Setting
 
-        row = self.row
-        switches = modes.settings(mode, str(row.framework), self.benchmark.name, self.use_case.number, "fp32", "cpu")
-        setting = Setting(self.benchmark, "full", "fp32", self.device, switches=switches)
+        setting = Setting(self.benchmark, "full", "fp32", self.device, switches=self.switches(mode))
         kind = getattr(importlib.import_module(self.use_case.module), self.use_case.work)
         if model is None:
             arrays = parameters.initialise(self.weights.shapes(self.network.build(self.benchmark, "full")), 0)
@@ -138,57 +145,54 @@ class Point:
             raise ValueError(f"a different network: {found} parameters, the twin has {expected}")
 
 
-def loops(point: Point, others: Path, public_alone: bool) -> Iterator[tuple[str, Loop | str]]:
-    """Yield the twin's loop first, then every other with its name, or a sentence saying why it does not run."""
-    tuned = point.tuned
-    yield TWIN, point.loop(tuned)
-    modes = [] if public_alone else list(dict.fromkeys(("default", *point.neighbours(tuned, point.row))))
+def others(point: Point, folder: Path, public_alone: bool) -> Iterator[tuple[str, Build]]:
+    """Yield the names of all that the twin is compared with, each with what builds its loop."""
+    from duel.modes import DEFAULT
+
+    modes = [] if public_alone else list(dict.fromkeys((DEFAULT, *point.neighbours(point.tuned, point.row))))
     modes = [mode for mode in modes if KEPT not in mode]
     if point.row.framework == "pytorch":  # see Point.tuned
         modes = [mode for mode in modes if "attention" not in mode]
     for mode in modes:
-        yield f"twin, {mode}", point.loop(mode)
-    if point.row.framework == "pytorch":
-        yield from _public_in_pytorch(point, tuned)
-    else:
-        yield from _public_in_jax(point, others)
+        yield f"twin, {mode}", functools.partial(point.loop, mode)
+    yield from _public_in_pytorch(point) if point.row.framework == "pytorch" else _public_in_jax(point, folder)
 
 
-def _public_in_pytorch(point: Point, tuned: str) -> Iterator[tuple[str, Loop | str]]:
+def _public_in_pytorch(point: Point) -> Iterator[tuple[str, Build]]:
     from peers_pytorch import PEERS
 
-    common = re.sub(r"\+aggregation=\w+", "", tuned)  # how the twin's own modules add over edges
+    common = re.sub(r"\+aggregation=\w+", "", point.tuned)  # how the twin's own modules add over edges
+    modes: dict[frozenset[tuple[str, str]], str] = {}
+    for mode in ("default", common, "tuned"):
+        modes.setdefault(frozenset(point.switches(mode).items()), mode)
     for name, build in PEERS.get(point.benchmark.name, {}).items():
-        for mode in dict.fromkeys(("default", common, "tuned")):
-            try:
-                model = build(dict(point.benchmark.sizes["full"].model))
-                point.check_size(sum(parameter.numel() for parameter in model.parameters()))
-                yield f"{name}, {mode}", point.loop(mode, model)
-            except Exception as error:  # theirs or of our loop over it: it is reported, and the exit code is 1
-                yield f"{name}, {mode}", f"does not run: {type(error).__name__}: {error}"
+        for mode in modes.values():
+            yield f"{name}, {mode}", functools.partial(_pytorch_loop, point, mode, build)
 
 
-def _public_in_jax(point: Point, others: Path) -> Iterator[tuple[str, Loop | str]]:
-    import jax
+def _pytorch_loop(point: Point, mode: str, build: Callable[[dict[str, Any]], Any]) -> Loop:
+    model = build(dict(point.benchmark.sizes["full"].model))
+    point.check_size(sum(parameter.numel() for parameter in model.parameters()))
+    return point.loop(mode, model)
+
+
+def _public_in_jax(point: Point, folder: Path) -> Iterator[tuple[str, Build]]:
     from peers_jax import PEERS
 
     for name, build in PEERS.get(point.benchmark.name, {}).items():
-        try:
-            public = build(others)
-            point.check_size(sum(leaf.size for leaf in jax.tree.leaves(public.parameters)))
-            yield name, _jax_loop(point, public)
-        except Exception as error:  # theirs or of our loop over it: it is reported, and the exit code is 1
-            yield name, f"does not run: {type(error).__name__}: {error}"
+        yield name, functools.partial(_jax_loop, point, functools.partial(build, folder))
 
 
-def _jax_loop(point: Point, public: Any) -> Loop:
-    """Return a loop over ``public``, compiled like the twin, that trains with its loss and optimizer, or evaluates."""
+def _jax_loop(point: Point, build: Callable[[], Any]) -> Loop:
+    """Return a loop over a public model, compiled like the twin: training with its loss and optimizer, or inference."""
     import jax
     import peers_jax
 
     def put(array: Any) -> jax.Array:
         return jax.numpy.asarray(array.transpose(0, 2, 3, 1) if array.ndim == 4 else array)  # images: channels last
 
+    public = build()
+    point.check_size(sum(leaf.size for leaf in jax.tree.leaves(public.parameters)))
     batches = [(tuple(map(put, batch.inputs)), put(batch.labels)) for batch in point.pool.batches]
     step = getattr(peers_jax, point.use_case.module)(point.benchmark, public, batches)
 
@@ -202,53 +206,51 @@ def _jax_loop(point: Point, public: Any) -> Loop:
     return run
 
 
-def rounds(loops: dict[str, Loop], seconds: float) -> dict[str, list[float]]:
-    """Return the seconds of a step of each, in blocks of all of them that alternate, back and forth.
+def beside(twin: Loop, build: Build, seconds: float) -> Times | str:
+    """Return the seconds of a step of the twin and of what ``build`` builds, or a sentence saying why it does not run.
 
-    After ``seconds`` each, those continue with the twin whose interval does not yet show on which side of the bound
-    they are, for at most ``LONGER`` times as long.
+    They take turns, back and forth, in blocks of ``BLOCK_SECONDS`` or one step, for ``seconds`` each, then until the
+    interval shows on which side of the bound they are, or for ``LONGER`` times as long. What is built lives no longer
+    than this call: JAX's programs for training gpt2 need more than 23 GiB when all are there at once.
     """
-    steps = {name: max(1, math.ceil(BLOCK_SECONDS / (loop(2) / 2))) for name, loop in loops.items()}
-    times: dict[str, list[float]] = {name: [] for name in loops}
-    spent, names = dict.fromkeys(loops, 0.0), list(loops)
-    while len(names) > 1:
-        for name in names:
-            took = loops[name](steps[name])
-            times[name].append(took / steps[name])
-            spent[name] += took
-        names.reverse()
-        count = len(times[TWIN])
-        if count < FEWEST or count % 2 or spent[TWIN] < seconds:
+    gc.collect()  # of the one before, whose parts refer to each other
+    try:
+        loops = twin, build()
+        steps = [max(1, math.ceil(BLOCK_SECONDS / (loop(2) / 2))) for loop in loops]
+    except Exception as error:  # theirs or of our loop over it: it is reported, and the exit code is 1
+        return f"does not run: {type(error).__name__}: {error}"
+    times: Times = ([], [])
+    while True:
+        for side in (0, 1, 1, 0):
+            times[side].append(loops[side](steps[side]) / steps[side])
+        spent = sum(times[0]) * steps[0]
+        if len(times[0]) < FEWEST or spent < seconds:
             continue
-        if spent[TWIN] >= LONGER * seconds:
-            break
-        names = [name for name in names if name == TWIN or not _decided(*interval(times[TWIN], times[name]))]
-    return times
+        low, _, high = interval(times)
+        if high <= BOUND or low > BOUND or spent >= LONGER * seconds:
+            return times
 
 
-def _decided(low: float, ratio: float, high: float) -> bool:
-    return high <= BOUND or low > BOUND
-
-
-def interval(twin: list[float], other: list[float]) -> tuple[float, float, float]:
-    """Return the ratio of the rounds that both have, between the ends of its 95 % interval within this process."""
+def interval(times: Times) -> tuple[float, float, float]:
+    """Return the ratio of the rounds, between the ends of its 95 % interval within this process."""
     from scipy import stats
 
-    logs = [math.log(a / b) for a, b in zip(twin, other, strict=False)]
+    logs = [math.log(twin / other) for twin, other in zip(*times, strict=True)]
     mean = statistics.fmean(logs)
     half = float(stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
 
 
-def told(twin: list[float], other: list[float]) -> tuple[str, bool]:
+def told(times: Times) -> tuple[str, bool]:
     """Return how the two compare, and whether the bound holds."""
-    low, ratio, high = interval(twin, other)
-    text = f"{1e3 * statistics.median(other):9.2f} ms; ratio {ratio:.3f} [{low:.3f}, {high:.3f}], {len(other)} rounds"
+    low, ratio, high = interval(times)
+    twin, other = (f"{1e3 * statistics.median(one):.2f}" for one in times)
+    text = f"{other} ms, twin {twin}; ratio {ratio:.3f} [{low:.3f}, {high:.3f}], {len(times[0])} rounds"
     verdict = "ok" if high <= BOUND else "SLOW" if low > 1 else "not shown"
     return f"{text}: {verdict}", high <= BOUND
 
 
-def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str, list[float]]) -> None:
+def keep(point: Point, work: str, found: dict[str, Times | str]) -> None:
     """Add this run's lines to the records; take out this device's of ``point`` in another mode or with other code."""
     from duel import certificate, files
     from duel.catalogue import FRAMEWORKS
@@ -260,20 +262,20 @@ def keep(point: Point, work: str, found: dict[str, Loop | str], times: dict[str,
         "work": work,
         "batch": str(point.row.batch_size),
         "mode": point.tuned,
-        "milliseconds": f"{1e3 * statistics.median(times[TWIN]):.3f}",
+        "milliseconds": "",
         "device": str(point.row.device_name),
         "measured": files.utc(),
         "version": importlib.metadata.version(FRAMEWORKS[framework]),
         "code_sha256": certificate.code_sha256(name, "full"),
     }
     lines = []
-    for other in [label for label in found if label != TWIN]:
+    for other, times in found.items():
         line = common | {"other": other} | dict.fromkeys(("low", "ratio", "high", "rounds", "reason"), "")
-        if took := times.get(other):
-            line |= zip(("low", "ratio", "high"), (f"{end:.4f}" for end in interval(times[TWIN], took)), strict=True)
-            line["rounds"] = str(len(took))
+        if isinstance(times, str):
+            line["reason"] = times
         else:
-            line["reason"] = str(found[other])
+            line |= zip(("low", "ratio", "high"), (f"{end:.4f}" for end in interval(times)), strict=True)
+            line |= {"milliseconds": f"{1e3 * statistics.median(times[0]):.3f}", "rounds": str(len(times[0]))}
         lines.append(line)
     key, same = operator.itemgetter(*POINT), operator.itemgetter(*SAME)
     with RECORDS.open("a+", newline="") as file:
@@ -297,20 +299,17 @@ def main(args: argparse.Namespace, names: list[str], works: list[str]) -> int:
             if args.framework == "pytorch":  # after eight programs of one function it would compile no more
                 importlib.import_module("torch").compiler.reset()
             point = Point(args.framework, name, work)
-            found = dict(loops(point, args.others, args.public_alone))
-            run = {label: loop for label, loop in found.items() if not isinstance(loop, str)}
-            times = rounds(run, args.seconds)
-            head = f"{name}, {work}, batch {point.row.batch_size}"
-            print(f"{head}: twin in {point.tuned} {1e3 * statistics.median(times[TWIN]):.2f} ms", flush=True)
-            for label, loop in found.items():
-                if label == TWIN:
-                    continue
-                text, holds = (loop, False) if isinstance(loop, str) else told(times[TWIN], times[label])
+            print(f"{name}, {work}, batch {point.row.batch_size}: twin in {point.tuned}", flush=True)
+            twin = point.loop(point.tuned)
+            found: dict[str, Times | str] = {}
+            for label, build in others(point, args.others, args.public_alone):
+                times = found[label] = beside(twin, build, args.seconds)
+                text, holds = (times, False) if isinstance(times, str) else told(times)
                 print(f"    {label:55} {text}", flush=True)
                 held = held and holds
             print(f"    {device.in_huge_pages():.0%} of the heap in huge pages", flush=True)
             if args.keep:
-                keep(point, work, found, times)
+                keep(point, work, found)
     return 0 if held else 1
 
 

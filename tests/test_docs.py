@@ -69,8 +69,8 @@ def test_each_run_of_twins_stays_until_its_device_has_another_mode(
     def kept(device: str, mode: str) -> list[tuple[str, str]]:
         row = Row(framework="jax", batch_size=32, device_name=device)
         point = types.SimpleNamespace(row=row, benchmark=BENCHMARKS["mnist"], tuned=mode)
-        found = {twins.TWIN: len, "twin, default": len, "flax": "does not run"}
-        twins.keep(point, "inference", found, {twins.TWIN: [1.0, 1.1, 1.0], "twin, default": [1.0, 1.0, 1.1]})
+        found = {"twin, default": ([1.0, 1.1, 1.0], [1.0, 1.0, 1.1]), "flax": "does not run"}
+        twins.keep(point, "inference", found)
         with twins.RECORDS.open(newline="") as file:
             lines = list(csv.DictReader(file))
         assert [line["reason"] for line in lines if line["other"] == "flax"] == ["does not run"] * (len(lines) // 2)

@@ -208,7 +208,7 @@ def over_runs(runs: list[Ends]) -> Ends:
     """
     if len(runs) < 3:
         return max(runs, key=lambda ends: ends[2])
-    return interval([ratio for _, ratio, _ in runs], [1.0] * len(runs))
+    return interval(([ratio for _, ratio, _ in runs], [1.0] * len(runs)))
 
 
 def between(text: str, mark: str, new: str) -> str:
